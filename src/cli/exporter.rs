@@ -1,0 +1,198 @@
+//! `handoff-exporter`: reads the queue and writes `handoff.prom`.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::builder::FalseyValueParser;
+use clap::error::ErrorKind as UsageError;
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+use super::args::{self, Common};
+use super::exit::Exit;
+use super::messages::Messages;
+use crate::format::spend::Prices;
+use crate::format::summary::Parameters;
+use crate::format::time::Timestamp;
+use crate::metrics::{self, Health};
+use crate::store::queue::{self, Reading};
+use crate::store::{Error, ErrorKind, atomic_file, open_regular};
+
+/// The file in the textfile directory.
+const FILE_NAME: &str = "handoff.prom";
+/// No output of the exporter is larger; somebody else's file may be.
+const MAX_OUTPUT: u64 = 64 * 1024 * 1024;
+
+/// Read the handoff queue and write its metrics for node_exporter's textfile collector
+///
+/// Every flag can also be set by its variable; a flag wins.
+#[derive(Debug, Parser)]
+#[command(name = "handoff-exporter", version, after_help = EXIT_CODES)]
+struct Arguments {
+    #[command(flatten)]
+    common: Common,
+
+    /// Write handoff.prom into this directory
+    #[arg(long, env = "HANDOFF_TEXTFILE_DIR", value_name = "DIR", default_value = "/var/lib/prometheus/node-exporter")]
+    textfile_dir: PathBuf,
+
+    /// Print the metrics instead
+    #[arg(long, env = "HANDOFF_STDOUT", value_parser = FalseyValueParser::new())]
+    stdout: bool,
+
+    /// The roles that get series of their own, even without records; all others become `other`
+    /// [default: the first 50 that the queue shows]
+    #[arg(long, env = "HANDOFF_ROLES", value_name = "NAME,…", value_delimiter = ',', value_parser = args::name)]
+    roles: Vec<String>,
+
+    /// The same for kinds
+    #[arg(long, env = "HANDOFF_KINDS", value_name = "NAME,…", value_delimiter = ',', value_parser = args::name)]
+    kinds: Vec<String>,
+
+    /// Prices for model responses that come without their cost, as in LiteLLM's price map
+    #[arg(long, env = "HANDOFF_PRICES", value_name = "FILE")]
+    prices: Option<PathBuf>,
+
+    /// The blob store [default: beside the queue, blob/]
+    #[arg(long, env = "HANDOFF_BLOB_DIR", value_name = "DIR")]
+    blob_dir: Option<PathBuf>,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  metrics written
+   2  wrong usage
+  65  the price map makes no sense
+  74  a file can't be read or written
+  75  the lock is busy: try again
+After 65, 74 and 75 the metrics say handoff_exporter_success 0, if they could be written.";
+
+/// Runs the tool.
+#[must_use]
+pub fn main() -> ExitCode {
+    match parse() {
+        Ok(arguments) => run(&arguments).into(),
+        Err(error) => {
+            // Help and version are no errors to clap, which knows where to print each.
+            drop(error.print());
+            if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }
+        }
+    }
+}
+
+fn parse() -> Result<Arguments, clap::Error> {
+    let mut matches = args::parse(Arguments::command(), std::env::args_os())?;
+    let [to_directory, to_stdout, verbose, quiet] =
+        ["textfile_dir", "stdout", "verbose", "quiet"].map(|id| args::is_on_command_line(&matches, id));
+    let conflict = |message| Err(Arguments::command().error(UsageError::ArgumentConflict, message));
+    if to_directory && to_stdout {
+        return conflict("--textfile-dir and --stdout exclude each other");
+    }
+    if verbose && quiet {
+        return conflict("--verbose and --quiet exclude each other");
+    }
+    let mut arguments = Arguments::from_arg_matches_mut(&mut matches)?;
+    // What the command line says wins over a variable that says the opposite.
+    arguments.stdout &= !to_directory;
+    arguments.common.prefer(verbose, quiet);
+    Ok(arguments)
+}
+
+fn run(arguments: &Arguments) -> Exit {
+    let start = Instant::now();
+    let now = arguments.common.now();
+    let messages = Messages::new("handoff-exporter", arguments.common.level());
+    let mut exit = Exit::Done;
+
+    let reading = read(arguments, now).inspect_err(|error| {
+        messages.error(error);
+        exit = error.kind().into();
+    });
+    if let Ok(reading) = &reading {
+        for finding in &reading.findings {
+            messages.warning(finding);
+        }
+        if let Err(error) = &reading.blobs {
+            messages.error(error);
+            exit = error.kind().into();
+        }
+    }
+
+    let success = exit == Exit::Done;
+    let last_success = if success { now.as_seconds() } else { last_success(arguments, &messages) };
+    let health = Health { success, last_success, duration: start.elapsed().as_secs_f64() };
+    let written = metrics::render(reading.as_ref().ok(), health)
+        .map_err(|error| {
+            Error::new(ErrorKind::BadData, &arguments.common.queue, format!("cannot be put into metrics: {error}"))
+        })
+        .and_then(|text| write(arguments, text.as_bytes()));
+    if let Err(error) = written {
+        messages.error(&error);
+        return error.kind().into();
+    }
+    if let Ok(reading) = &reading {
+        messages.info(format_args!(
+            "{}: {} lines in {} bytes, read and written in {:?}",
+            arguments.common.queue.display(),
+            reading.summary.lines,
+            reading.queue_bytes,
+            start.elapsed()
+        ));
+    }
+    exit
+}
+
+/// Reads all that the metrics tell of.
+fn read(arguments: &Arguments, now: Timestamp) -> Result<Reading, Error> {
+    let prices = match &arguments.prices {
+        Some(path) => read_prices(path)?,
+        None => Prices::default(),
+    };
+    let parameters = Parameters { now, roles: arguments.roles.clone(), kinds: arguments.kinds.clone(), prices };
+    let files = arguments.common.files(arguments.blob_dir.clone());
+    queue::read(&files, &arguments.common.read_options(), &parameters)
+}
+
+fn read_prices(path: &Path) -> Result<Prices, Error> {
+    let json = fs::read(path).map_err(|error| Error::io(path, "the price map cannot be read", error))?;
+    Prices::parse(&json).map_err(|error| Error::new(ErrorKind::BadData, path, error.to_string()))
+}
+
+/// When the exporter last succeeded, as its last output says.
+fn last_success(arguments: &Arguments, messages: &Messages) -> f64 {
+    if arguments.stdout {
+        return 0.0;
+    }
+    let path = arguments.textfile_dir.join(FILE_NAME);
+    let read = || -> Result<String, Error> {
+        let mut text = Vec::new();
+        if let Some(file) = open_regular(&path)? {
+            file.take(MAX_OUTPUT)
+                .read_to_end(&mut text)
+                .map_err(|error| Error::io(&path, "cannot be read for the time of the last success", error))?;
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    };
+    read()
+        .inspect_err(|error| messages.warning(error))
+        .ok()
+        .and_then(|text| metrics::sample(&text, metrics::LAST_SUCCESS))
+        .unwrap_or(0.0)
+}
+
+/// Puts the metrics where they are wanted.
+fn write(arguments: &Arguments, text: &[u8]) -> Result<(), Error> {
+    if !arguments.stdout {
+        return atomic_file::replace(&arguments.textfile_dir, FILE_NAME, text);
+    }
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text).and_then(|()| stdout.flush()) {
+        // Who reads only the beginning, as head(1) does, has got what they wanted.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::io(Path::new("standard output"), "cannot be written", error))
+        }
+        _ => Ok(()),
+    }
+}

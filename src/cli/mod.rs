@@ -1,0 +1,8 @@
+//! The command lines: arguments, messages and exit codes.
+//!
+//! *Architecture invariant:* this layer alone reads the clock and the environment, prints, and decides on exit codes.
+
+mod args;
+mod exit;
+pub mod exporter;
+mod messages;

@@ -1,0 +1,385 @@
+//! One line of the queue: blank, ledger, record or malformed.
+
+use std::borrow::Cow;
+
+use super::json::{self, Members};
+use super::ledger::Ledger;
+use super::time::Timestamp;
+
+/// A payload member with more JSON text than this many bytes belongs in the blob store.
+pub const OVERSIZED: usize = 8 * 1024;
+
+/// What a line is, if it isn't malformed.
+#[derive(Debug)]
+pub enum Line<'a> {
+    /// White space only.
+    Blank,
+    /// The tools' own state.
+    Ledger(Box<Ledger>),
+    /// A unit of work handed over.
+    Record(Envelope<'a>),
+}
+
+/// The envelope of a record, as far as the tools have a use for it.
+#[derive(Debug)]
+pub struct Envelope<'a> {
+    /// Identifies the record.
+    pub id: Cow<'a, str>,
+    /// When it was queued.
+    pub ts: Timestamp,
+    /// What is to be done.
+    pub kind: Cow<'a, str>,
+    /// The role that asks.
+    pub from: Cow<'a, str>,
+    /// The role that is asked.
+    pub to: Cow<'a, str>,
+    /// Where it stands.
+    pub status: Status,
+    /// When the last attempt began.
+    pub started_ts: Option<Timestamp>,
+    /// When the last attempt ended.
+    pub finished_ts: Option<Timestamp>,
+    /// How often it was refused.
+    pub nacks: u64,
+    /// What its model responses cost, as JSON text.
+    pub spend: Option<&'a str>,
+    /// The payload, as JSON text.
+    pub payload: Option<&'a str>,
+    /// Whether a field had to be interpreted. Such a record is counted, but never changed or removed.
+    pub in_doubt: bool,
+}
+
+impl Envelope<'_> {
+    /// Whether the next offload would move a part of the payload into the blob store.
+    #[must_use]
+    pub fn is_oversized(&self) -> bool {
+        !self.in_doubt && self.payload.is_some_and(|payload| json::has_member_over(payload, OVERSIZED))
+    }
+}
+
+/// Where a record stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Waits for a worker of its role.
+    Queued,
+    /// A worker has it.
+    Running,
+    /// Finished.
+    Done,
+    /// Refused by its worker.
+    Nack,
+    /// Waits for a person.
+    Human,
+    /// Given up.
+    Dead,
+    /// None of the format's.
+    Other,
+}
+
+impl Status {
+    /// Every status.
+    pub const ALL: [Self; 7] =
+        [Self::Queued, Self::Running, Self::Done, Self::Nack, Self::Human, Self::Dead, Self::Other];
+
+    /// The word in the envelope; `other` for the last.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Nack => "nack",
+            Self::Human => "human",
+            Self::Dead => "dead",
+            Self::Other => "other",
+        }
+    }
+
+    fn read(word: &str) -> Self {
+        Self::ALL.into_iter().find(|status| status.as_str() == word).unwrap_or(Self::Other)
+    }
+}
+
+/// Why a line is no part of the queue.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// The class of the fault.
+    pub reason: Reason,
+    /// The fault, in words.
+    pub detail: Cow<'static, str>,
+}
+
+impl Malformed {
+    pub(super) fn new(reason: Reason, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { reason, detail: detail.into() }
+    }
+}
+
+/// The classes of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Longer than the limit.
+    TooLong,
+    /// Not UTF-8.
+    NotUtf8,
+    /// Not one JSON value.
+    NotJson,
+    /// Of a protocol version that this crate doesn't know.
+    UnsupportedVersion,
+    /// JSON, but no envelope.
+    NotAnEnvelope,
+}
+
+impl Reason {
+    /// Every reason.
+    pub const ALL: [Self; 5] =
+        [Self::TooLong, Self::NotUtf8, Self::NotJson, Self::UnsupportedVersion, Self::NotAnEnvelope];
+
+    /// Its name, as in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TooLong => "too_long",
+            Self::NotUtf8 => "not_utf8",
+            Self::NotJson => "not_json",
+            Self::UnsupportedVersion => "unsupported_version",
+            Self::NotAnEnvelope => "not_an_envelope",
+        }
+    }
+}
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Reads one line, without its `\n`. `scratch` is memory for the rare line that has to be rewritten to be read.
+///
+/// # Errors
+/// Says why the line is malformed.
+pub fn parse<'a>(line: &'a [u8], scratch: &'a mut String) -> Result<Line<'a>, Malformed> {
+    let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
+    let text = std::str::from_utf8(line).map_err(|error| {
+        Malformed::new(Reason::NotUtf8, format!("invalid UTF-8 at byte {}", error.valid_up_to() + 1))
+    })?;
+    let (members, finite) = match Members::read(text, &NAMES) {
+        Ok(members) => (members, true),
+        Err(_) if is_blank(line) => return Ok(Line::Blank),
+        Err(error) => match json::replace_non_finite(text) {
+            None => return Err(not_an_object(text, &error)),
+            Some(rewritten) => {
+                *scratch = rewritten;
+                let members = Members::read(scratch, &NAMES).map_err(|error| not_an_object(scratch, &error))?;
+                (members, false)
+            }
+        },
+    };
+    Reader { members, in_doubt: !finite }.read()
+}
+
+fn is_blank(line: &[u8]) -> bool {
+    line.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\r'))
+}
+
+/// Tells JSON of another type from what is no JSON.
+fn not_an_object(text: &str, error: &serde_json::Error) -> Malformed {
+    match serde_json::from_str::<serde::de::IgnoredAny>(text) {
+        Ok(_) => Malformed::new(Reason::NotAnEnvelope, "not a JSON object"),
+        Err(syntax) if error.is_data() => Malformed::new(Reason::NotJson, json::describe(&syntax)),
+        Err(_) => Malformed::new(Reason::NotJson, json::describe(error)),
+    }
+}
+
+const NAMES: [&str; 12] = [
+    "id",
+    "ts",
+    "kind",
+    "from",
+    "to",
+    "payload",
+    "status",
+    "protocol_version",
+    "started_ts",
+    "finished_ts",
+    "nacks",
+    "spend",
+];
+const ID: usize = 0;
+const TS: usize = 1;
+const KIND: usize = 2;
+const FROM: usize = 3;
+const TO: usize = 4;
+const PAYLOAD: usize = 5;
+const STATUS: usize = 6;
+const PROTOCOL_VERSION: usize = 7;
+const STARTED_TS: usize = 8;
+const FINISHED_TS: usize = 9;
+const NACKS: usize = 10;
+const SPEND: usize = 11;
+
+/// Reads an envelope's fields and remembers whether any of them had to be interpreted.
+struct Reader<'a> {
+    members: Members<'a, { NAMES.len() }>,
+    in_doubt: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn read(mut self) -> Result<Line<'a>, Malformed> {
+        self.in_doubt |= self.members.duplicates;
+        if let Some(version) = self.members.get(PROTOCOL_VERSION)
+            && !matches!(version, "1" | "2")
+        {
+            return Err(Malformed::new(Reason::UnsupportedVersion, "`protocol_version` is neither 1 nor 2"));
+        }
+        let id = self.text(ID)?;
+        if id.is_empty() {
+            return Err(Malformed::new(Reason::NotAnEnvelope, "`id` is empty"));
+        }
+        let (kind, from, to, status) = (self.text(KIND)?, self.text(FROM)?, self.text(TO)?, self.text(STATUS)?);
+        let ts = self.members.get(TS).and_then(Timestamp::from_json);
+        let ts = ts.ok_or(Malformed::new(Reason::NotAnEnvelope, "`ts` is missing or not a readable time"))?;
+        let payload = self.members.get(PAYLOAD);
+
+        if kind == "ledger" && status == "ledger" {
+            return Ok(Line::Ledger(Box::new(Ledger::read(payload.unwrap_or_default())?)));
+        }
+        let status = Status::read(&status);
+        Ok(Line::Record(Envelope {
+            id,
+            ts,
+            kind,
+            from,
+            to,
+            status,
+            started_ts: self.optional(STARTED_TS, Timestamp::from_json),
+            finished_ts: self.optional(FINISHED_TS, Timestamp::from_json),
+            nacks: self.optional(NACKS, nacks).unwrap_or(0).max(u64::from(status == Status::Nack)),
+            spend: self.members.get(SPEND),
+            payload,
+            in_doubt: self.in_doubt,
+        }))
+    }
+
+    fn text(&mut self, index: usize) -> Result<Cow<'a, str>, Malformed> {
+        let text = self.members.get(index).and_then(json::string).ok_or_else(|| {
+            Malformed::new(Reason::NotAnEnvelope, format!("`{}` is missing or not a string", NAMES[index]))
+        })?;
+        self.in_doubt |= text.lossy;
+        Ok(text.text)
+    }
+
+    fn optional<T>(&mut self, index: usize, read: impl FnOnce(&'a str) -> Option<T>) -> Option<T> {
+        let json = self.members.get(index)?;
+        let value = read(json);
+        self.in_doubt |= value.is_none();
+        value
+    }
+}
+
+fn nacks(json: &str) -> Option<u64> {
+    json::array_len(json).or_else(|| json.parse::<u32>().ok().map(u64::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(members: &str) -> String {
+        format!(
+            r#"{{"id":"1","ts":1764400000,"kind":"k","from":"a","to":"b","payload":{{}},"status":"queued"{members}}}"#
+        )
+    }
+
+    fn reason(line: &[u8]) -> Option<Reason> {
+        parse(line, &mut String::new()).err().map(|malformed| malformed.reason)
+    }
+
+    fn check(members: &str, expected: impl FnOnce(&Envelope<'_>) -> bool) {
+        let line = with(members);
+        let mut scratch = String::new();
+        match parse(line.as_bytes(), &mut scratch) {
+            Ok(Line::Record(envelope)) => assert!(expected(&envelope), "{envelope:?}"),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn plain_records_are_not_in_doubt() {
+        check("", |e| !e.in_doubt && e.status == Status::Queued && e.nacks == 0);
+        check(r#","started_ts":null,"nacks":null,"protocol_version":null,"new":[1]"#, |e| !e.in_doubt);
+    }
+
+    #[test]
+    fn what_is_interpreted_is_in_doubt() {
+        check(r#","status":"done""#, |e| e.in_doubt && e.status == Status::Done);
+        check(r#","started_ts":"soon""#, |e| e.in_doubt && e.started_ts.is_none());
+        check(r#","nacks":-1"#, |e| e.in_doubt && e.nacks == 0);
+        check(r#","x":[NaN]"#, |e| e.in_doubt);
+        check(r#","kind":"\ud800""#, |e| e.in_doubt && e.kind == "\u{fffd}");
+        check(r#","x":{"a":1,"a":2,"b":"\ud800"}"#, |e| !e.in_doubt);
+    }
+
+    #[test]
+    fn nacks_of_both_forms() {
+        check(r#","nacks":[{"ts":1},{"ts":2}]"#, |e| e.nacks == 2);
+        check(r#","nacks":3"#, |e| e.nacks == 3);
+        let nacked = with("").replace("queued", "nack");
+        let mut scratch = String::new();
+        assert!(matches!(parse(nacked.as_bytes(), &mut scratch), Ok(Line::Record(e)) if e.nacks == 1));
+    }
+
+    #[test]
+    fn each_reason() {
+        for (line, expected) in [
+            (&b"\xff{}"[..], Reason::NotUtf8),
+            (b"\0\0\0\0", Reason::NotJson),
+            (b"{}{}", Reason::NotJson),
+            (b"5 x", Reason::NotJson),
+            (b"{\"id\":\"1\"", Reason::NotJson),
+            (b"5", Reason::NotAnEnvelope),
+            (b"[NaN]", Reason::NotAnEnvelope),
+            (b"[NaN}", Reason::NotJson),
+            (b"{}", Reason::NotAnEnvelope),
+            (b"{\"protocol_version\":3}", Reason::UnsupportedVersion),
+        ] {
+            assert_eq!(reason(line), Some(expected), "{}", line.escape_ascii());
+        }
+        for (field, json) in [
+            ("id", "\"1\""),
+            ("kind", "\"k\""),
+            ("from", "\"a\""),
+            ("to", "\"b\""),
+            ("status", "\"queued\""),
+            ("ts", "1764400000"),
+        ] {
+            let key = format!("\"{field}\":{json}");
+            for bad in [format!("\"{field}\":null"), format!("\"{field}\":7e20"), format!("\"x{field}\":{json}")] {
+                let line = with("").replace(&key, &bad);
+                assert_eq!(reason(line.as_bytes()), Some(Reason::NotAnEnvelope), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn blank_lines_and_byte_order_marks() {
+        for blank in [&b""[..], b"\r", b" \t\r", b"\xef\xbb\xbf"] {
+            assert!(matches!(parse(blank, &mut String::new()), Ok(Line::Blank)), "{blank:?}");
+        }
+        let line = format!("\u{feff}{}\r", with(""));
+        assert!(matches!(parse(line.as_bytes(), &mut String::new()), Ok(Line::Record(_))));
+    }
+
+    #[test]
+    fn oversized_means_one_member_over_the_limit() {
+        let value = |len: usize| format!("\"{}\"", "x".repeat(len - 2));
+        for (payload, expected) in [
+            (format!("{{\"a\":{}}}", value(OVERSIZED)), false),
+            (format!("{{\"a\":{}}}", value(OVERSIZED + 1)), true),
+            (format!("{{\"a\":{},\"b\":{}}}", value(5_000), value(5_000)), false),
+            (value(OVERSIZED + 1), false),
+        ] {
+            let line = with("").replace("{}", &payload);
+            let mut scratch = String::new();
+            assert!(
+                matches!(parse(line.as_bytes(), &mut scratch), Ok(Line::Record(e)) if e.is_oversized() == expected)
+            );
+        }
+    }
+}

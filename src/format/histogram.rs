@@ -1,0 +1,47 @@
+//! Durations in buckets.
+
+use serde::Deserialize;
+
+/// The inclusive upper bounds of the buckets, in seconds.
+pub const BOUNDS_SECONDS: [u64; 12] = [10, 30, 60, 300, 900, 1_800, 3_600, 14_400, 43_200, 86_400, 259_200, 604_800];
+
+/// How many durations fell into each bucket, and their sum.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Histogram {
+    /// Counts per bucket, not cumulative. The last bucket has no bound.
+    pub buckets: [u64; BOUNDS_SECONDS.len() + 1],
+    /// The durations' sum in microseconds.
+    pub sum_us: u64,
+}
+
+impl Histogram {
+    /// Adds a duration in microseconds.
+    pub fn observe(&mut self, micros: u64) {
+        self.buckets[BOUNDS_SECONDS.partition_point(|bound| bound * 1_000_000 < micros)] += 1;
+        self.sum_us = self.sum_us.saturating_add(micros);
+    }
+
+    /// Adds all that the other one observed.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.buckets.iter_mut().zip(other.buckets) {
+            *count = count.saturating_add(more);
+        }
+        self.sum_us = self.sum_us.saturating_add(other.sum_us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_inclusive() {
+        let mut histogram = Histogram::default();
+        for micros in [0, 10_000_000, 10_000_001, 604_800_000_000, 604_800_000_001] {
+            histogram.observe(micros);
+        }
+        assert_eq!(histogram.buckets, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(histogram.sum_us, 1_209_620_000_002);
+    }
+}

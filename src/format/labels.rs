@@ -1,0 +1,128 @@
+//! A bounded set of label values: whatever a queue holds, it cannot make more series than this.
+
+/// How many distinct values a set learns when none are configured.
+pub const MAX_LEARNED: usize = 50;
+/// The longest value that stands for itself, in bytes.
+pub const MAX_BYTES: usize = 128;
+/// The value that stands for all that have no place of their own.
+pub const OTHER: &str = "other";
+
+/// A value's place in its set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Label(u16);
+
+const OTHER_LABEL: Label = Label(u16::MAX);
+
+/// A set of label values that is either configured or learned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labels {
+    values: Vec<String>,
+    configured: bool,
+    /// Whether a value went to [`OTHER`] because the set was full: the result then depends on the order of values.
+    pub overflowed: bool,
+}
+
+impl Labels {
+    /// A set of just these values or, if there are none, one that learns.
+    #[must_use]
+    pub fn new(configured: &[String]) -> Self {
+        let mut labels = Self { values: Vec::new(), configured: false, overflowed: false };
+        for value in configured {
+            labels.insert(value);
+        }
+        labels.configured = !configured.is_empty();
+        labels
+    }
+
+    /// Whether the set was configured.
+    #[must_use]
+    pub fn is_configured(&self) -> bool {
+        self.configured
+    }
+
+    /// The place of `value`, which may be that of [`OTHER`].
+    pub fn intern(&mut self, value: &str) -> Label {
+        // The usual case first: known, and clean as it stands.
+        if let Some(label) = self.position(value) {
+            return label;
+        }
+        if value.len() > MAX_BYTES {
+            return OTHER_LABEL;
+        }
+        let clean: String =
+            value.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect();
+        if clean == OTHER {
+            return OTHER_LABEL;
+        }
+        if let Some(label) = self.position(&clean) {
+            return label;
+        }
+        if self.configured {
+            return OTHER_LABEL;
+        }
+        if self.values.len() == MAX_LEARNED {
+            self.overflowed = true;
+            return OTHER_LABEL;
+        }
+        self.insert(&clean)
+    }
+
+    /// The value at a place.
+    #[must_use]
+    pub fn get(&self, label: Label) -> &str {
+        self.values.get(usize::from(label.0)).map_or(OTHER, String::as_str)
+    }
+
+    /// All places, without that of [`OTHER`].
+    pub fn iter(&self) -> impl Iterator<Item = Label> + use<> {
+        (0..u16::try_from(self.values.len()).unwrap_or(u16::MAX)).map(Label)
+    }
+
+    fn position(&self, value: &str) -> Option<Label> {
+        let index = self.values.iter().position(|known| known == value)?;
+        u16::try_from(index).ok().map(Label)
+    }
+
+    fn insert(&mut self, value: &str) -> Label {
+        let Ok(index) = u16::try_from(self.values.len()) else { return OTHER_LABEL };
+        self.values.push(value.to_owned());
+        Label(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_learning_set_stops_at_its_limit() {
+        let mut labels = Labels::new(&[]);
+        for n in 0..1_000 {
+            labels.intern(&format!("role-{n}"));
+        }
+        assert!(labels.overflowed);
+        assert_eq!(labels.iter().count(), MAX_LEARNED);
+        let (last, beyond) = (labels.intern("role-49"), labels.intern("role-50"));
+        assert_eq!((labels.get(last), labels.get(beyond)), ("role-49", OTHER));
+    }
+
+    #[test]
+    fn a_configured_set_learns_nothing() {
+        let mut labels = Labels::new(&["a".to_owned()]);
+        let (known, unknown) = (labels.intern("a"), labels.intern("b"));
+        assert_eq!((labels.get(known), labels.get(unknown)), ("a", OTHER));
+        assert!(!labels.overflowed);
+    }
+
+    #[test]
+    fn values_are_cleaned_before_they_are_compared() {
+        let mut labels = Labels::new(&[]);
+        let cleaned = labels.intern("a\r\u{1b}\n");
+        assert_eq!(labels.get(cleaned), "a\u{fffd}\u{fffd}\n");
+        assert_eq!(labels.intern("a\0\0\n"), cleaned);
+        let (long, longest) = (labels.intern(&"é".repeat(65)), labels.intern(&"é".repeat(64)));
+        assert_eq!((labels.get(long), labels.get(longest).len()), (OTHER, MAX_BYTES));
+        let other = labels.intern(OTHER);
+        assert_eq!(other, long);
+    }
+}

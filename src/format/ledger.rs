@@ -1,0 +1,111 @@
+//! The tools' own line in the queue: what the removed records amounted to, and how far earlier
+//! generations have been taken over.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::envelope::{Malformed, Reason};
+use super::histogram::Histogram;
+use super::json::{self, Members};
+use super::money::Usd;
+use super::spend::Tokens;
+
+/// A ledger line's payload.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Ledger {
+    /// What the removed records amounted to.
+    pub totals: LedgerTotals,
+    /// For each earlier generation still on disk, how many of its bytes have been taken over.
+    pub generations: BTreeMap<u64, u64>,
+}
+
+/// What the removed records amounted to.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct LedgerTotals {
+    /// By role and kind.
+    pub cells: Vec<LedgerCell>,
+    /// By kind and model.
+    pub tokens: Vec<LedgerTokens>,
+    /// How many bytes their lines took.
+    pub reclaimed_bytes: u64,
+}
+
+/// What the removed records of one role and kind amounted to.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub struct LedgerCell {
+    /// The role.
+    pub role: String,
+    /// The kind.
+    pub kind: String,
+    /// The amounts.
+    #[serde(flatten)]
+    pub totals: Totals,
+}
+
+/// The tokens that the removed records of one kind used of one model.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub struct LedgerTokens {
+    /// The kind.
+    pub kind: String,
+    /// The model.
+    pub model: String,
+    /// The counts.
+    #[serde(flatten)]
+    pub tokens: Tokens,
+}
+
+/// What records amount to: all that a counter or histogram needs of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Totals {
+    /// How many there are.
+    pub records: u64,
+    /// How many of them are `done`.
+    pub done: u64,
+    /// How many of them are `dead`.
+    pub dead: u64,
+    /// How often they were refused.
+    pub nacks: u64,
+    /// From queued to started.
+    pub queue_wait: Histogram,
+    /// From started to finished.
+    pub role_time: Histogram,
+    /// What their priced model responses cost.
+    pub spend_usd: Usd,
+    /// How many have a model response without a price.
+    pub unpriced: u64,
+}
+
+impl Totals {
+    /// Adds the other's amounts.
+    pub fn merge(&mut self, other: &Self) {
+        self.records = self.records.saturating_add(other.records);
+        self.done = self.done.saturating_add(other.done);
+        self.dead = self.dead.saturating_add(other.dead);
+        self.nacks = self.nacks.saturating_add(other.nacks);
+        self.queue_wait.merge(&other.queue_wait);
+        self.role_time.merge(&other.role_time);
+        self.spend_usd = self.spend_usd.saturating_add(other.spend_usd);
+        self.unpriced = self.unpriced.saturating_add(other.unpriced);
+    }
+}
+
+impl Ledger {
+    const VERSION: &str = "1";
+
+    /// Reads the payload of a ledger line.
+    pub(super) fn read(payload: &str) -> Result<Self, Malformed> {
+        let version = Members::read(payload, &["version"]).ok().and_then(|members| members.get(0));
+        match version {
+            Some(Self::VERSION) => serde_json::from_str(payload).map_err(|error| {
+                Malformed::new(Reason::NotAnEnvelope, format!("unreadable ledger: {}", json::describe(&error)))
+            }),
+            Some(number) if number.strip_prefix('-').unwrap_or(number).bytes().all(|b| b.is_ascii_digit()) => {
+                Err(Malformed::new(Reason::UnsupportedVersion, "the ledger's `version` is not 1"))
+            }
+            _ => Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: no `version`")),
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! The queue's format, pure: bytes in, values out.
+//!
+//! *Architecture invariant:* nothing here opens a file, reads a clock or the environment, or prints. The
+//! present time is a parameter.
+
+pub mod blob;
+pub mod envelope;
+pub mod histogram;
+mod json;
+pub mod labels;
+pub mod ledger;
+pub mod lines;
+pub mod money;
+pub mod spend;
+pub mod summary;
+pub mod time;

@@ -1,0 +1,286 @@
+//! What model responses cost, and how many tokens they took.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::json::{self, Members};
+use super::money::Usd;
+
+/// Token counts by type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Tokens {
+    /// Input that was neither read from nor written to a cache.
+    pub input: u64,
+    /// Output.
+    pub output: u64,
+    /// Input read from a cache.
+    pub cache_read: u64,
+    /// Input written to a cache.
+    pub cache_creation: u64,
+}
+
+impl Tokens {
+    /// The names of the types, in the order of [`Tokens::counts`].
+    pub const TYPES: [&str; 4] = ["input", "output", "cache_read", "cache_creation"];
+
+    /// The counts in the order of [`Tokens::TYPES`].
+    #[must_use]
+    pub const fn counts(&self) -> [u64; 4] {
+        [self.input, self.output, self.cache_read, self.cache_creation]
+    }
+
+    /// Adds the other's counts.
+    pub fn merge(&mut self, other: &Self) {
+        self.input = self.input.saturating_add(other.input);
+        self.output = self.output.saturating_add(other.output);
+        self.cache_read = self.cache_read.saturating_add(other.cache_read);
+        self.cache_creation = self.cache_creation.saturating_add(other.cache_creation);
+    }
+}
+
+/// One model response.
+#[derive(Debug, Default)]
+pub struct Entry<'a> {
+    id: Option<Cow<'a, str>>,
+    model: Option<Cow<'a, str>>,
+    provider: Option<Cow<'a, str>>,
+    cost: ReportedCost,
+    usage: Option<Usage>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum ReportedCost {
+    #[default]
+    Absent,
+    Usable(Usd),
+    Unusable,
+}
+
+/// The tokens of an entry that is an object.
+#[derive(Debug, Default)]
+struct Usage {
+    tokens: Tokens,
+    /// Whether at least one count was given.
+    given: bool,
+    /// Whether every count that was given could be read.
+    known: bool,
+}
+
+/// Reads a record's `spend`: its entries, of several with the same id only the last.
+#[must_use]
+pub fn entries(spend: &str) -> Vec<Entry<'_>> {
+    let Some(items) = json::array(spend) else { return vec![Entry::read(spend)] };
+    let mut entries: Vec<Entry<'_>> = items.into_iter().map(|item| Entry::read(item.get())).collect();
+    if entries.len() > 1 {
+        let mut seen = HashSet::new();
+        let last: Vec<bool> =
+            entries.iter().rev().map(|entry| entry.id.as_ref().is_none_or(|id| seen.insert(id.clone()))).collect();
+        let mut last = last.into_iter().rev();
+        entries.retain(|_| last.next().unwrap_or(true));
+    }
+    entries
+}
+
+impl<'a> Entry<'a> {
+    fn read(json: &'a str) -> Self {
+        match Members::read(json, &NAMES) {
+            Ok(members) => Self {
+                id: text(&members, ID),
+                model: text(&members, MODEL),
+                provider: text(&members, PROVIDER),
+                cost: members.get(COST_USD).map_or(ReportedCost::Absent, ReportedCost::read),
+                usage: Some(Usage::read(&members)),
+            },
+            Err(_) => Self { cost: ReportedCost::read(json), ..Self::default() },
+        }
+    }
+
+    /// The model and the tokens it took, unless the entry is a bare amount.
+    #[must_use]
+    pub fn tokens(&self) -> Option<(&str, Tokens)> {
+        self.usage.as_ref().map(|usage| (self.model.as_deref().unwrap_or_default(), usage.tokens))
+    }
+
+    /// What it cost; `None` if that isn't known.
+    #[must_use]
+    pub fn cost(&self, prices: &Prices) -> Option<Usd> {
+        match self.cost {
+            ReportedCost::Usable(Usd::ZERO) => {
+                let no_tokens = |usage: &Usage| usage.known && usage.tokens == Tokens::default();
+                let free = self.usage.as_ref().is_none_or(no_tokens) || self.price(prices) == Some(Usd::ZERO);
+                free.then_some(Usd::ZERO)
+            }
+            ReportedCost::Usable(cost) => Some(cost),
+            ReportedCost::Unusable => None,
+            ReportedCost::Absent => self.price(prices),
+        }
+    }
+
+    fn price(&self, prices: &Prices) -> Option<Usd> {
+        let usage = self.usage.as_ref().filter(|usage| usage.known && usage.given)?;
+        let model = prices.model(self.model.as_deref()?, self.provider.as_deref())?;
+        model.cost(&usage.tokens).filter(|cost| *cost <= Usd::MAX_COST)
+    }
+}
+
+impl ReportedCost {
+    fn read(json: &str) -> Self {
+        amount(json).filter(|cost| *cost <= Usd::MAX_COST).map_or(Self::Unusable, Self::Usable)
+    }
+}
+
+/// An amount of USD from a JSON number, or from a string that holds one.
+fn amount(json: &str) -> Option<Usd> {
+    match json::string(json) {
+        Some(text) => Usd::parse(&text.text),
+        None => Usd::parse(json),
+    }
+}
+
+fn text<'a>(members: &Members<'a, { NAMES.len() }>, index: usize) -> Option<Cow<'a, str>> {
+    members.get(index).and_then(json::string).map(|text| text.text)
+}
+
+const NAMES: [&str; 12] = [
+    "id",
+    "model",
+    "provider",
+    "cost_usd",
+    "input_tokens",
+    "output_tokens",
+    "cache_read_input_tokens",
+    "cache_creation_input_tokens",
+    "prompt_tokens",
+    "completion_tokens",
+    "prompt_tokens_details",
+    "input_tokens_details",
+];
+const ID: usize = 0;
+const MODEL: usize = 1;
+const PROVIDER: usize = 2;
+const COST_USD: usize = 3;
+const INPUT: usize = 4;
+const OUTPUT: usize = 5;
+const CACHE_READ: usize = 6;
+const CACHE_CREATION: usize = 7;
+const PROMPT: usize = 8;
+const COMPLETION: usize = 9;
+const PROMPT_DETAILS: usize = 10;
+const INPUT_DETAILS: usize = 11;
+
+impl Usage {
+    fn read(members: &Members<'_, { NAMES.len() }>) -> Self {
+        let mut usage = Self { known: true, ..Self::default() };
+        let is_openai = members.get(INPUT).is_none() && members.get(PROMPT).is_some();
+        let (whole, details) = if is_openai { (PROMPT, PROMPT_DETAILS) } else { (INPUT, INPUT_DETAILS) };
+
+        let whole = usage.count(members.get(whole));
+        let output = usage.count(members.get(OUTPUT).or(members.get(COMPLETION)));
+        let details = members.get(details).and_then(|details| Members::read(details, &["cached_tokens"]).ok());
+        let cached = usage.count(details.and_then(|details| details.get(0)));
+        let cache_read = usage.count(members.get(CACHE_READ));
+        let cache_creation = usage.count(members.get(CACHE_CREATION));
+
+        let included = match (is_openai, cached) {
+            (true, _) => cached.or(cache_read).unwrap_or(0).saturating_add(cache_creation.unwrap_or(0)),
+            (false, Some(cached)) => cached,
+            (false, None) => 0,
+        };
+        let input = whole.unwrap_or(0).checked_sub(included);
+        usage.known &= input.is_some();
+        usage.tokens = Tokens {
+            input: input.unwrap_or(0),
+            output: output.unwrap_or(0),
+            cache_read: cached.or(cache_read).unwrap_or(0),
+            cache_creation: cache_creation.unwrap_or(0),
+        };
+        usage
+    }
+
+    fn count(&mut self, json: Option<&str>) -> Option<u64> {
+        let json = json?;
+        let count = json.parse().ok();
+        self.given |= count.is_some();
+        self.known &= count.is_some();
+        count
+    }
+}
+
+/// Prices of models, in `LiteLLM`'s format.
+#[derive(Debug, Default)]
+pub struct Prices(HashMap<String, ModelPrices>);
+
+/// USD for one token of each type, in the order of [`Tokens::TYPES`].
+#[derive(Debug, Default)]
+struct ModelPrices {
+    base: [Option<Usd>; 4],
+    /// Prices for requests with more input than so many tokens, and for which type; the largest first.
+    above: Vec<(u64, usize, Option<Usd>)>,
+}
+
+const PRICE_NAMES: [&str; 4] =
+    ["input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost", "cache_creation_input_token_cost"];
+
+/// Why a price map could not be read.
+#[derive(Debug)]
+pub struct PricesError(serde_json::Error);
+
+impl fmt::Display for PricesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not a price map: {}", self.0)
+    }
+}
+
+impl std::error::Error for PricesError {}
+
+impl Prices {
+    /// Reads a price map.
+    ///
+    /// # Errors
+    /// If it isn't one JSON object. Models in it that make no sense have no price.
+    pub fn parse(json: &[u8]) -> Result<Self, PricesError> {
+        let models: HashMap<String, &RawValue> = serde_json::from_slice(json).map_err(PricesError)?;
+        Ok(Self(models.into_iter().map(|(name, prices)| (name, ModelPrices::read(prices.get()))).collect()))
+    }
+
+    fn model(&self, model: &str, provider: Option<&str>) -> Option<&ModelPrices> {
+        provider.and_then(|provider| self.0.get(&format!("{provider}/{model}"))).or_else(|| self.0.get(model))
+    }
+}
+
+impl ModelPrices {
+    fn read(json: &str) -> Self {
+        let members: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(json).unwrap_or_default();
+        let mut prices = Self::default();
+        for (name, price) in members {
+            let Some(index) = PRICE_NAMES.iter().position(|price_name| name.starts_with(price_name)) else { continue };
+            let price = amount(price.get());
+            let suffix = &name[PRICE_NAMES[index].len()..];
+            if suffix.is_empty() {
+                prices.base[index] = price;
+            } else if let Some(thousands) = suffix.strip_prefix("_above_").and_then(|s| s.strip_suffix("k_tokens"))
+                && let Some(tokens) = thousands.parse::<u64>().ok().and_then(|n| n.checked_mul(1_000))
+            {
+                prices.above.push((tokens, index, price));
+            }
+        }
+        prices.above.sort_by_key(|(tokens, ..)| std::cmp::Reverse(*tokens));
+        prices
+    }
+
+    fn cost(&self, tokens: &Tokens) -> Option<Usd> {
+        let input = tokens.input.saturating_add(tokens.cache_read).saturating_add(tokens.cache_creation);
+        let mut cost = Usd::ZERO;
+        for (index, count) in tokens.counts().into_iter().enumerate().filter(|(_, count)| *count > 0) {
+            let above = self.above.iter().find(|(above, of, price)| *of == index && input > *above && price.is_some());
+            let price = above.map_or(self.base[index], |(.., price)| *price)?;
+            cost = cost.checked_add(price.checked_mul(count)?)?;
+        }
+        Some(cost)
+    }
+}

@@ -1,0 +1,271 @@
+//! The fold over a queue's lines: all that metrics, a status report or a ledger need to know.
+
+use std::collections::BTreeMap;
+
+use super::envelope::{self, Envelope, Line, Malformed, Reason, Status};
+use super::labels::{Label, Labels};
+use super::ledger::{Ledger, Totals};
+use super::lines::RawLine;
+use super::spend::{self, Prices, Tokens};
+use super::time::{Timestamp, interval};
+
+/// What the fold takes from outside the queue.
+#[derive(Debug)]
+pub struct Parameters {
+    /// The present: what lies later hasn't happened.
+    pub now: Timestamp,
+    /// The roles that have a name of their own; empty: the first ones that the queue shows.
+    pub roles: Vec<String>,
+    /// The same for kinds.
+    pub kinds: Vec<String>,
+    /// Prices for model responses that come without their cost.
+    pub prices: Prices,
+}
+
+/// What the lines amount to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// How many lines there were, of every sort.
+    pub lines: u64,
+    /// How many records the next offload would touch.
+    pub oversized: u64,
+    /// How many malformed lines there were, by reason.
+    pub malformed: [u64; Reason::ALL.len()],
+    /// The first malformed lines.
+    pub first_malformed: Vec<MalformedLine>,
+    /// From the ledger: of each earlier generation, how many bytes have been taken over.
+    pub generations: BTreeMap<u64, u64>,
+    /// From the ledger: how many bytes the removed records took.
+    pub reclaimed_bytes: u64,
+    roles: Labels,
+    kinds: Labels,
+    models: Labels,
+    cells: BTreeMap<(Label, Label), Cell>,
+    tokens: BTreeMap<(Label, Label), Tokens>,
+}
+
+/// What the records of one role and kind amount to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cell {
+    /// Live and removed records.
+    pub totals: Totals,
+    /// Live records by status, in the order of [`Status::ALL`].
+    pub live: [u64; Status::ALL.len()],
+    /// The earliest `ts` of live records by status, in the order of [`Status::ALL`].
+    pub oldest: [Option<Timestamp>; Status::ALL.len()],
+}
+
+/// A malformed line and its place.
+#[derive(Debug, PartialEq, Eq)]
+pub struct MalformedLine {
+    /// Its number, from 1.
+    pub line: u64,
+    /// What is wrong with it.
+    pub malformed: Malformed,
+}
+
+/// How many malformed lines are remembered with their place.
+pub const MAX_FIRST_MALFORMED: usize = 10;
+
+/// A model without a name.
+const UNKNOWN_MODEL: &str = "unknown";
+
+impl Summary {
+    /// Of no lines.
+    #[must_use]
+    pub fn new(parameters: &Parameters) -> Self {
+        Self {
+            lines: 0,
+            oversized: 0,
+            malformed: [0; Reason::ALL.len()],
+            first_malformed: Vec::new(),
+            generations: BTreeMap::new(),
+            reclaimed_bytes: 0,
+            roles: Labels::new(&parameters.roles),
+            kinds: Labels::new(&parameters.kinds),
+            models: Labels::new(&[]),
+            cells: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+        }
+    }
+
+    /// Adds the next line.
+    pub fn add(&mut self, line: RawLine<'_>, parameters: &Parameters) {
+        self.lines += 1;
+        let mut scratch = String::new();
+        let parsed = match line {
+            RawLine::Whole(line) => envelope::parse(line, &mut scratch),
+            RawLine::TooLong { bytes } => Err(Malformed {
+                reason: Reason::TooLong,
+                detail: format!("{bytes} bytes are more than --max-line").into(),
+            }),
+        };
+        match parsed {
+            Ok(Line::Blank) => {}
+            Ok(Line::Record(envelope)) => self.add_record(&envelope, parameters),
+            Ok(Line::Ledger(ledger)) => self.add_ledger(&ledger),
+            Err(malformed) => {
+                self.malformed[malformed.reason as usize] += 1;
+                if self.first_malformed.len() < MAX_FIRST_MALFORMED {
+                    self.first_malformed.push(MalformedLine { line: self.lines, malformed });
+                }
+            }
+        }
+    }
+
+    fn add_record(&mut self, envelope: &Envelope<'_>, parameters: &Parameters) {
+        let kind = self.kinds.intern(&envelope.kind);
+        let cell = self.cells.entry((self.roles.intern(&envelope.to), kind)).or_default();
+        let totals = &mut cell.totals;
+
+        let status = envelope.status as usize;
+        cell.live[status] += 1;
+        cell.oldest[status] = Some(cell.oldest[status].map_or(envelope.ts, |oldest| oldest.min(envelope.ts)));
+
+        totals.records += 1;
+        totals.done += u64::from(envelope.status == Status::Done);
+        totals.dead += u64::from(envelope.status == Status::Dead);
+        totals.nacks = totals.nacks.saturating_add(envelope.nacks);
+        if let Some(started) = envelope.started_ts {
+            if let Some(wait) = interval(envelope.ts, started, parameters.now) {
+                totals.queue_wait.observe(wait);
+            }
+            if let Some(finished) = envelope.finished_ts
+                && let Some(time) = interval(started, finished, parameters.now)
+            {
+                totals.role_time.observe(time);
+            }
+        }
+
+        if let Some(spend) = envelope.spend {
+            let mut unpriced = false;
+            for entry in spend::entries(spend) {
+                match entry.cost(&parameters.prices) {
+                    Some(cost) => totals.spend_usd = totals.spend_usd.saturating_add(cost),
+                    None => unpriced = true,
+                }
+                if let Some((model, tokens)) = entry.tokens() {
+                    let model = self.models.intern(if model.is_empty() { UNKNOWN_MODEL } else { model });
+                    self.tokens.entry((kind, model)).or_default().merge(&tokens);
+                }
+            }
+            totals.unpriced += u64::from(unpriced);
+        }
+        self.oversized += u64::from(envelope.is_oversized());
+    }
+
+    fn add_ledger(&mut self, ledger: &Ledger) {
+        for removed in &ledger.totals.cells {
+            let key = (self.roles.intern(&removed.role), self.kinds.intern(&removed.kind));
+            self.cells.entry(key).or_default().totals.merge(&removed.totals);
+        }
+        for removed in &ledger.totals.tokens {
+            let key = (self.kinds.intern(&removed.kind), self.models.intern(&removed.model));
+            self.tokens.entry(key).or_default().merge(&removed.tokens);
+        }
+        self.reclaimed_bytes = self.reclaimed_bytes.saturating_add(ledger.totals.reclaimed_bytes);
+        merge_generations(&mut self.generations, &ledger.generations);
+    }
+
+    /// Whether a set of labels was full, so that the result depends on which values came first.
+    #[must_use]
+    pub fn overflowed(&self) -> bool {
+        self.roles.overflowed || self.kinds.overflowed || self.models.overflowed
+    }
+
+    /// Adds the summary of the lines that follow.
+    ///
+    /// The result is that of one fold over all lines, unless `later` has [overflowed](Self::overflowed).
+    pub fn merge(&mut self, later: Self) {
+        for (count, more) in self.malformed.iter_mut().zip(later.malformed) {
+            *count += more;
+        }
+        for mut malformed in later.first_malformed {
+            if self.first_malformed.len() < MAX_FIRST_MALFORMED {
+                malformed.line += self.lines;
+                self.first_malformed.push(malformed);
+            }
+        }
+        self.lines += later.lines;
+        self.oversized += later.oversized;
+        self.reclaimed_bytes = self.reclaimed_bytes.saturating_add(later.reclaimed_bytes);
+        merge_generations(&mut self.generations, &later.generations);
+
+        // Every label of `later` first, in its order: that is the order in which one fold would have met them.
+        for label in later.roles.iter() {
+            self.roles.intern(later.roles.get(label));
+        }
+        for label in later.kinds.iter() {
+            self.kinds.intern(later.kinds.get(label));
+        }
+        for label in later.models.iter() {
+            self.models.intern(later.models.get(label));
+        }
+        for ((role, kind), cell) in later.cells {
+            let key = (self.roles.intern(later.roles.get(role)), self.kinds.intern(later.kinds.get(kind)));
+            self.cells.entry(key).or_default().merge(&cell);
+        }
+        for ((kind, model), tokens) in later.tokens {
+            let key = (self.kinds.intern(later.kinds.get(kind)), self.models.intern(later.models.get(model)));
+            self.tokens.entry(key).or_default().merge(&tokens);
+        }
+    }
+
+    /// Makes cells for the configured roles and kinds that no line has shown.
+    pub fn seed(&mut self) {
+        if !self.roles.is_configured() && !self.kinds.is_configured() {
+            return;
+        }
+        let mut roles: Vec<Label> = self.roles.iter().chain(self.cells.keys().map(|(role, _)| *role)).collect();
+        let mut kinds: Vec<Label> = self.kinds.iter().chain(self.cells.keys().map(|(_, kind)| *kind)).collect();
+        for labels in [&mut roles, &mut kinds] {
+            labels.sort_unstable();
+            labels.dedup();
+        }
+        for &role in &roles {
+            for &kind in &kinds {
+                self.cells.entry((role, kind)).or_default();
+            }
+        }
+    }
+
+    /// What the records amount to, by role and kind.
+    pub fn cells(&self) -> impl Iterator<Item = (&str, &str, &Cell)> {
+        self.cells.iter().map(|((role, kind), cell)| (self.roles.get(*role), self.kinds.get(*kind), cell))
+    }
+
+    /// The same, by role.
+    #[must_use]
+    pub fn roles(&self) -> BTreeMap<&str, Cell> {
+        let mut roles: BTreeMap<&str, Cell> =
+            self.roles.iter().map(|role| (self.roles.get(role), Cell::default())).collect();
+        for (role, _, cell) in self.cells() {
+            roles.entry(role).or_default().merge(cell);
+        }
+        roles
+    }
+
+    /// Tokens by kind and model.
+    pub fn tokens(&self) -> impl Iterator<Item = (&str, &str, &Tokens)> {
+        self.tokens.iter().map(|((kind, model), tokens)| (self.kinds.get(*kind), self.models.get(*model), tokens))
+    }
+}
+
+impl Cell {
+    fn merge(&mut self, other: &Self) {
+        self.totals.merge(&other.totals);
+        for (count, more) in self.live.iter_mut().zip(other.live) {
+            *count += more;
+        }
+        for (oldest, other) in self.oldest.iter_mut().zip(other.oldest) {
+            *oldest = [*oldest, other].into_iter().flatten().min();
+        }
+    }
+}
+
+fn merge_generations(generations: &mut BTreeMap<u64, u64>, more: &BTreeMap<u64, u64>) {
+    for (&generation, &offset) in more {
+        let known = generations.entry(generation).or_default();
+        *known = offset.max(*known);
+    }
+}

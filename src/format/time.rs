@@ -1,0 +1,144 @@
+//! Points in time as the queue holds them.
+
+use chrono::DateTime;
+
+use super::json;
+
+/// A point in time, in microseconds since the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp(i64);
+
+/// Numbers from here on are milliseconds: as seconds they lie past the year 5138, as milliseconds in 1973.
+const FIRST_MILLISECONDS: f64 = 1e11;
+/// Numbers from here on are neither.
+const TOO_LARGE: f64 = 1e14;
+const MICROS_PER_SECOND: i64 = 1_000_000;
+
+impl Timestamp {
+    /// The time that is `micros` microseconds after the epoch.
+    #[must_use]
+    pub const fn from_micros(micros: i64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the epoch.
+    #[must_use]
+    pub const fn as_micros(self) -> i64 {
+        self.0
+    }
+
+    /// Seconds since the epoch.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "microseconds until the year 2255 fit in 53 bits")]
+    pub fn as_seconds(self) -> f64 {
+        self.0 as f64 / 1e6
+    }
+
+    /// Reads an RFC 3339 time from 1970 to before the year 5138.
+    #[must_use]
+    pub fn from_rfc3339(text: &str) -> Option<Self> {
+        let time = DateTime::parse_from_rfc3339(text).ok()?;
+        let rounded_up = i64::from(time.timestamp_subsec_nanos() % 1_000 >= 500);
+        let micros = time.timestamp_micros() + rounded_up;
+        #[expect(clippy::cast_possible_truncation, reason = "a constant well inside i64")]
+        let end = FIRST_MILLISECONDS as i64 * MICROS_PER_SECOND;
+        (0..end).contains(&micros).then_some(Self(micros))
+    }
+
+    /// Reads a time from one valid JSON value.
+    pub(super) fn from_json(json: &str) -> Option<Self> {
+        match json.as_bytes().first()? {
+            b'"' => Self::from_rfc3339(&json::string(json)?.text),
+            b'-' | b'0'..=b'9' => Self::from_number(json),
+            _ => None,
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "at most 1e17, checked before")]
+    fn from_number(number: &str) -> Option<Self> {
+        let number: f64 = number.parse().ok()?;
+        if (0.0..FIRST_MILLISECONDS).contains(&number) {
+            Some(Self((number * 1e6).round() as i64))
+        } else if (FIRST_MILLISECONDS..TOO_LARGE).contains(&number) {
+            Some(Self((number * 1e3).round() as i64))
+        } else {
+            None
+        }
+    }
+}
+
+/// How long it took from `start` to `end`, in microseconds, if that can be told at `now`.
+///
+/// `None` if the end lies in the future, or so long before the start that the clock was set in between.
+#[must_use]
+pub fn interval(start: Timestamp, end: Timestamp, now: Timestamp) -> Option<u64> {
+    if end > now {
+        return None;
+    }
+    let micros = end.0 - start.0;
+    // Some writers truncate to whole seconds, some don't.
+    if micros > -MICROS_PER_SECOND { u64::try_from(micros.max(0)).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_the_same_moment() {
+        for json in [
+            "1764400000",
+            "1764400000.0",
+            "1.7644e9",
+            "1764400000000",
+            "\"2025-11-29T07:06:40Z\"",
+            "\"2025-11-29T08:06:40.000+01:00\"",
+            r#""2025-11-29\u005407:06:40Z""#,
+        ] {
+            assert_eq!(Timestamp::from_json(json), Some(Timestamp(1_764_400_000_000_000)), "{json}");
+        }
+    }
+
+    #[test]
+    fn microseconds_are_kept() {
+        assert_eq!(Timestamp::from_json("1764400000.123457"), Some(Timestamp(1_764_400_000_123_457)));
+        assert_eq!(Timestamp::from_json("1764400000123.457"), Some(Timestamp(1_764_400_000_123_457)));
+        assert_eq!(Timestamp::from_json("\"2025-11-29T07:06:40.1234567Z\""), Some(Timestamp(1_764_400_000_123_457)));
+        assert_eq!(Timestamp::from_json("0"), Some(Timestamp(0)));
+        assert_eq!(Timestamp::from_json("-0"), Some(Timestamp(0)));
+        assert_eq!(Timestamp::from_json("99999999999"), Some(Timestamp(99_999_999_999_000_000)));
+        assert_eq!(Timestamp::from_json("100000000000"), Some(Timestamp(100_000_000_000_000)));
+    }
+
+    #[test]
+    fn what_is_no_time() {
+        for json in [
+            "-1",
+            "1e14",
+            "1e400",
+            "123456789012345678901234567890",
+            "null",
+            "true",
+            "[]",
+            "{}",
+            "\"\"",
+            "\"1764400000\"",
+            "\"2025-11-29\"",
+            "\"2025-11-29T07:06:40\"",
+            "\"1969-12-31T23:59:59Z\"",
+            "\"9999-01-01T00:00:00Z\"",
+            "\"2025-02-30T00:00:00Z\"",
+        ] {
+            assert_eq!(Timestamp::from_json(json), None, "{json}");
+        }
+    }
+
+    #[test]
+    fn intervals() {
+        let at = |seconds: i64| Timestamp(seconds * MICROS_PER_SECOND);
+        assert_eq!(interval(at(100), at(160), at(160)), Some(60_000_000));
+        assert_eq!(interval(at(100), at(161), at(160)), None);
+        assert_eq!(interval(Timestamp(100_999_999), at(100), at(160)), Some(0));
+        assert_eq!(interval(at(101), at(100), at(160)), None);
+    }
+}

@@ -1,0 +1,45 @@
+//! The blob store, as far as it is only looked at.
+
+use std::io;
+use std::path::Path;
+
+use walkdir::WalkDir;
+
+use super::Error;
+use crate::format::blob::is_blob_path;
+
+/// What the blob store holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlobUsage {
+    /// How many blobs.
+    pub objects: u64,
+    /// How many bytes they have together.
+    pub bytes: u64,
+}
+
+/// Counts the blobs below `store`. One that doesn't exist holds none; files of other names are none.
+///
+/// # Errors
+/// If a directory can't be read.
+pub fn count(store: &Path) -> Result<BlobUsage, Error> {
+    let mut usage = BlobUsage::default();
+    for entry in WalkDir::new(store).max_depth(2) {
+        let result = entry.and_then(|entry| {
+            let path = entry.path().strip_prefix(store).ok().and_then(Path::to_str);
+            if entry.file_type().is_file() && path.is_some_and(is_blob_path) {
+                usage.bytes += entry.metadata()?.len();
+                usage.objects += 1;
+            }
+            Ok(())
+        });
+        if let Err(error) = result {
+            let path = error.path().unwrap_or(store).to_owned();
+            let error = io::Error::from(error);
+            // Blobs may be collected while we walk, and the store appears with the first one.
+            if error.kind() != io::ErrorKind::NotFound {
+                return Err(Error::io(&path, "cannot be read", error));
+            }
+        }
+    }
+    Ok(usage)
+}

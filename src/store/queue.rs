@@ -1,0 +1,411 @@
+//! Reading the queue: one consistent pass under the shared lock, with memory for one line a thread.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use super::lock::SharedLock;
+use super::{Error, ErrorKind, blob, open_regular};
+use crate::format::blob::References;
+use crate::format::lines::{LineSplitter, RawLine};
+use crate::format::summary::{MalformedLine, Parameters, Summary};
+
+/// Where a queue and what belongs to it lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueFiles {
+    /// The queue itself.
+    pub queue: PathBuf,
+    /// The lock file.
+    pub lock: PathBuf,
+    /// The blob store.
+    pub blobs: PathBuf,
+}
+
+impl QueueFiles {
+    /// The names that derive from the queue's.
+    #[must_use]
+    pub fn beside(queue: PathBuf) -> Self {
+        let mut lock = stem(&queue).to_owned();
+        lock.push(".lock");
+        Self { lock: queue.with_file_name(lock), blobs: queue.with_file_name("blob"), queue }
+    }
+}
+
+/// The name that the names beside the queue begin with.
+fn stem(queue: &Path) -> &OsStr {
+    let name = queue.file_name().unwrap_or_default();
+    OsStr::from_bytes(name.as_bytes().strip_suffix(b".jsonl").unwrap_or(name.as_bytes()))
+}
+
+/// How a queue is read.
+#[derive(Clone, Debug)]
+pub struct ReadOptions {
+    /// How long to wait for the lock.
+    pub lock_timeout: Duration,
+    /// Longer lines, in bytes, are malformed.
+    pub max_line: usize,
+    /// How many bytes are read at once.
+    pub buffer: usize,
+    /// The largest number of threads; by default as many as there are processors.
+    pub threads: Option<NonZeroUsize>,
+    /// How many bytes a thread must have to do to be worth starting.
+    pub min_segment: u64,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self {
+            lock_timeout: Duration::from_secs(10),
+            max_line: 64 * 1024 * 1024,
+            buffer: 256 * 1024,
+            threads: None,
+            min_segment: 4 * 1024 * 1024,
+        }
+    }
+}
+
+/// What a reading found.
+#[derive(Debug)]
+pub struct Reading {
+    /// The fold over all lines, late lines of earlier generations included.
+    pub summary: Summary,
+    /// The queue's size.
+    pub queue_bytes: u64,
+    /// How many earlier generations are still on disk.
+    pub generations: u64,
+    /// The blob store, or why it couldn't be looked at.
+    pub blobs: Result<BlobReading, Error>,
+    /// What somebody should look at, though it kept nothing from being read.
+    pub findings: Vec<Finding>,
+}
+
+/// What a reading found of the blob store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlobReading {
+    /// What the store holds.
+    pub usage: blob::BlobUsage,
+    /// How many references of lines to blobs lead nowhere.
+    pub missing_references: u64,
+}
+
+/// Something that somebody should look at.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// In which file.
+    pub path: PathBuf,
+    /// In which line, from 1.
+    pub line: Option<u64>,
+    /// What it is.
+    pub message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.path.display())?;
+        if let Some(line) = self.line {
+            write!(f, "{line}:")?;
+        }
+        write!(f, " {}", self.message)
+    }
+}
+
+/// Reads the queue and, after it, the blob store.
+///
+/// # Errors
+/// If the queue can't be read as a whole, or the lock can't be had in time. A blob store that can't be read is no such
+/// error, see [`Reading::blobs`].
+pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) -> Result<Reading, Error> {
+    let (mut scan, queue_bytes, generations) = loop {
+        let lock = SharedLock::acquire(&files.lock, options.lock_timeout)?;
+        let result = Scan::of_queue(files, options, parameters);
+        if lock.kept_writers_out()? {
+            break result?;
+        }
+        // What was read beside a writer means nothing, and neither does an error met then.
+    };
+    scan.summary.seed();
+    let blobs = match scan.blob_error {
+        Some(error) => Err(error),
+        None => {
+            blob::count(&files.blobs).map(|usage| BlobReading { usage, missing_references: scan.missing_references })
+        }
+    };
+    Ok(Reading { summary: scan.summary, queue_bytes, generations, blobs, findings: scan.findings })
+}
+
+/// One pass over lines, or over a part of them.
+struct Scan<'a> {
+    options: &'a ReadOptions,
+    parameters: &'a Parameters,
+    blobs: &'a Path,
+    references: References,
+    summary: Summary,
+    missing_references: u64,
+    blob_error: Option<Error>,
+    findings: Vec<Finding>,
+}
+
+impl<'a> Scan<'a> {
+    fn new(files: &'a QueueFiles, options: &'a ReadOptions, parameters: &'a Parameters) -> Self {
+        Self {
+            options,
+            parameters,
+            blobs: &files.blobs,
+            references: References::default(),
+            summary: Summary::new(parameters),
+            missing_references: 0,
+            blob_error: None,
+            findings: Vec::new(),
+        }
+    }
+
+    /// Reads the queue and the late lines of its generations; also tells the queue's size and the number of generations.
+    fn of_queue(
+        files: &'a QueueFiles,
+        options: &'a ReadOptions,
+        parameters: &'a Parameters,
+    ) -> Result<(Self, u64, u64), Error> {
+        let Some(file) = open_regular(&files.queue)? else {
+            let mut scan = Self::new(files, options, parameters);
+            let generations = scan.add_generations(&directory_of(&files.queue), stem(&files.queue), None)?;
+            return Ok((scan, 0, generations));
+        };
+        let failed = |error| Error::io(&files.queue, "cannot be read", error);
+        let metadata = file.metadata().map_err(failed)?;
+        // Writers without the lock may append while we read. What they append now is for the next reading.
+        let size = metadata.len();
+        let mut scan = Self::of_segments(files, options, parameters, &file, size).map_err(failed)?;
+        if file.metadata().map_err(failed)?.len() < size {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                &files.queue,
+                "became shorter while it was read: somebody rewrites it without the lock: try again",
+            ));
+        }
+        scan.take_malformed(&files.queue, 0, 0);
+
+        let real = fs::canonicalize(&files.queue).map_err(failed)?;
+        let generations = scan.add_generations(&directory_of(&real), stem(&real), Some(&metadata))?;
+        Ok((scan, size, generations))
+    }
+
+    /// Reads the first `size` bytes of `file`, with several threads if that is worth it.
+    fn of_segments(
+        files: &'a QueueFiles,
+        options: &'a ReadOptions,
+        parameters: &'a Parameters,
+        file: &File,
+        size: u64,
+    ) -> io::Result<Self> {
+        let segments = segments(file, size, options)?;
+        let scan_one = |range: &Range<u64>| {
+            let mut scan = Self::new(files, options, parameters);
+            scan.add_range(file, range.clone()).map(|()| scan)
+        };
+        let [first, rest @ ..] = segments.as_slice() else { return scan_one(&(0..size)) };
+        let (scan, later): (_, io::Result<Vec<Self>>) = thread::scope(|scope| {
+            let threads: Vec<_> = rest.iter().map(|range| scope.spawn(|| scan_one(range))).collect();
+            let scan = scan_one(first);
+            (scan, threads.into_iter().map(join).collect())
+        });
+        let (mut scan, later) = (scan?, later?);
+        if later.iter().any(|later| later.summary.overflowed()) {
+            // So many labels that it matters which came first: only one pass can tell.
+            return scan_one(&(0..size));
+        }
+        for later in later {
+            scan.summary.merge(later.summary);
+            scan.missing_references += later.missing_references;
+            scan.blob_error = scan.blob_error.or(later.blob_error);
+        }
+        Ok(scan)
+    }
+
+    /// Adds the whole lines of a range that begins where a line does.
+    fn add_range(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
+        let mut splitter = LineSplitter::new(self.options.max_line);
+        for_each_chunk(file, range, self.options.buffer, |chunk| {
+            splitter.push(chunk, |line| self.add_line(line));
+            true
+        })
+    }
+
+    fn add_line(&mut self, line: RawLine<'_>) {
+        self.summary.add(line, self.parameters);
+        let RawLine::Whole(line) = line else { return };
+        if self.blob_error.is_some() {
+            return;
+        }
+        for path in self.references.find(line) {
+            let path = self.blobs.join(path);
+            match fs::metadata(&path) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.missing_references += 1,
+                Err(error) => self.blob_error = Some(Error::io(&path, "cannot be examined", error)),
+            }
+        }
+    }
+
+    /// Turns the malformed lines met since the last call into findings about `path`. `before` lines were read before it, and
+    /// `skipped` of its own were not read.
+    fn take_malformed(&mut self, path: &Path, before: u64, skipped: u64) {
+        for MalformedLine { line, malformed } in self.summary.first_malformed.drain(..) {
+            let (reason, detail) = (malformed.reason.as_str(), malformed.detail);
+            self.findings.push(Finding {
+                path: path.to_owned(),
+                line: Some(line - before + skipped),
+                message: format!("malformed line ({reason}): {detail}: kept as it is, but counted as no record"),
+            });
+        }
+    }
+
+    /// Adds the late lines of the generations in `directory` and counts the generations.
+    fn add_generations(&mut self, directory: &Path, stem: &OsStr, queue: Option<&fs::Metadata>) -> Result<u64, Error> {
+        let mut count = 0;
+        for (number, path) in generations(directory, stem)? {
+            let Some(file) = open_regular(&path)? else { continue };
+            let failed = |error| Error::io(&path, "cannot be read", error);
+            let metadata = file.metadata().map_err(failed)?;
+            let size = metadata.len();
+            let Some(&offset) = self.summary.generations.get(&number) else {
+                let same_file =
+                    queue.is_some_and(|queue| (queue.dev(), queue.ino()) == (metadata.dev(), metadata.ino()));
+                if !same_file {
+                    count += 1;
+                    self.findings.push(Finding {
+                        path,
+                        line: None,
+                        message: "an earlier generation that the queue's ledger does not list: not read".to_owned(),
+                    });
+                }
+                continue;
+            };
+            count += 1;
+            if offset > size {
+                self.findings.push(Finding {
+                    path,
+                    line: None,
+                    message: format!(
+                        "has {size} bytes, but the queue's ledger says that {offset} have been taken over"
+                    ),
+                });
+                continue;
+            }
+            let before = self.summary.lines;
+            self.add_range(&file, offset..size).map_err(failed)?;
+            if !self.summary.first_malformed.is_empty() {
+                let skipped = count_lines(&file, 0..offset, self.options.buffer).map_err(failed)?;
+                self.take_malformed(&path, before, skipped);
+            }
+        }
+        Ok(count)
+    }
+}
+
+fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The files in `directory` that are named like generations, in ascending order.
+fn generations(directory: &Path, stem: &OsStr) -> Result<Vec<(u64, PathBuf)>, Error> {
+    let failed = |error| Error::io(directory, "cannot be listed to look for earlier generations of the queue", error);
+    let mut prefix = stem.to_owned();
+    prefix.push(".gen.");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let digits =
+            name.as_bytes().strip_prefix(prefix.as_bytes()).and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(digits) = digits
+            && let Ok(number) = digits.parse::<u64>()
+            && number.to_string() == digits
+        {
+            found.push((number, entry.path()));
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Cuts the first `size` bytes of `file` into ranges that each begin where a line does, one a thread.
+fn segments(file: &File, size: u64, options: &ReadOptions) -> io::Result<Vec<Range<u64>>> {
+    let worth_starting = size / options.min_segment.max(1);
+    let threads = match options.threads {
+        _ if worth_starting < 2 => 1,
+        Some(threads) => threads.get(),
+        None => thread::available_parallelism().map_or(1, NonZeroUsize::get),
+    };
+    let count = worth_starting.min(threads as u64);
+    let mut starts = vec![0];
+    for index in 1..count {
+        let start = next_line(file, (size / count * index)..size)?;
+        if start > starts.last().copied().unwrap_or(0) {
+            starts.push(start);
+        }
+    }
+    let ends: Vec<u64> = starts.iter().skip(1).copied().chain([size]).collect();
+    Ok(starts.into_iter().zip(ends).map(|(start, end)| start..end).collect())
+}
+
+/// Where the first line begins whose predecessor ends in `range`.
+fn next_line(file: &File, range: Range<u64>) -> io::Result<u64> {
+    let (mut position, end) = (range.start, range.end);
+    let mut found = None;
+    for_each_chunk(file, range, 16 * 1024, |chunk| {
+        found = memchr::memchr(b'\n', chunk).map(|newline| position + newline as u64 + 1);
+        position += chunk.len() as u64;
+        found.is_none()
+    })?;
+    Ok(found.unwrap_or(end))
+}
+
+fn count_lines(file: &File, range: Range<u64>, buffer: usize) -> io::Result<u64> {
+    let mut lines = 0;
+    for_each_chunk(file, range, buffer, |chunk| {
+        lines += memchr::memchr_iter(b'\n', chunk).count() as u64;
+        true
+    })?;
+    Ok(lines)
+}
+
+/// Reads `range` of `file` in chunks of at most `buffer` bytes, for as long as `sink` says `true`.
+fn for_each_chunk(
+    file: &File,
+    range: Range<u64>,
+    buffer: usize,
+    mut sink: impl FnMut(&[u8]) -> bool,
+) -> io::Result<()> {
+    let mut memory = vec![0; buffer.max(1)];
+    let mut offset = range.start;
+    while offset < range.end {
+        let wanted = usize::try_from(range.end - offset).unwrap_or(usize::MAX).min(memory.len());
+        match file.read_at(&mut memory[..wanted], offset) {
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it became shorter while it was read")),
+            Ok(read) => {
+                offset += read as u64;
+                if !sink(&memory[..read]) {
+                    break;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
