@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::json::{self, Members};
+use super::json::{self, Fault, Members};
 use super::ledger::Ledger;
 use super::time::Timestamp;
 
@@ -45,6 +45,8 @@ pub struct Envelope<'a> {
     pub spend: Option<&'a str>,
     /// The payload, as JSON text.
     pub payload: Option<&'a str>,
+    /// The length of its longest direct member, as JSON text, if it is an object.
+    longest_member: usize,
     /// Whether a field had to be interpreted. Such a record is counted, but never changed or removed.
     pub in_doubt: bool,
 }
@@ -53,7 +55,7 @@ impl Envelope<'_> {
     /// Whether the next offload would move a part of the payload into the blob store.
     #[must_use]
     pub fn is_oversized(&self) -> bool {
-        !self.in_doubt && self.payload.is_some_and(|payload| json::has_member_over(payload, OVERSIZED))
+        !self.in_doubt && self.longest_member > OVERSIZED
     }
 }
 
@@ -150,57 +152,29 @@ impl Reason {
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Reads one line, without its `\n`. `scratch` is memory for the rare line that has to be rewritten to be read.
+/// Reads one line, without its `\n`.
 ///
 /// # Errors
 /// Says why the line is malformed.
-pub fn parse<'a>(line: &'a [u8], scratch: &'a mut String) -> Result<Line<'a>, Malformed> {
+pub fn parse(line: &[u8]) -> Result<Line<'_>, Malformed> {
     let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
     let text = std::str::from_utf8(line).map_err(|error| {
         Malformed::new(Reason::NotUtf8, format!("invalid UTF-8 at byte {}", error.valid_up_to() + 1))
     })?;
-    let (members, finite) = match Members::read(text, &NAMES) {
-        Ok(members) => (members, true),
+    let members = match Members::read(text, index) {
+        Ok(members) => members,
         Err(_) if is_blank(line) => return Ok(Line::Blank),
-        Err(error) => match json::replace_non_finite(text) {
-            None => return Err(not_an_object(text, &error)),
-            Some(rewritten) => {
-                *scratch = rewritten;
-                let members = Members::read(scratch, &NAMES).map_err(|error| not_an_object(scratch, &error))?;
-                (members, false)
-            }
-        },
+        Err(Fault::NotAnObject) => return Err(Malformed::new(Reason::NotAnEnvelope, "not a JSON object")),
+        Err(Fault::Syntax(fault)) => return Err(Malformed::new(Reason::NotJson, fault.to_string())),
     };
-    Reader { members, in_doubt: !finite }.read()
+    let in_doubt = members.duplicates || members.non_finite;
+    Reader { members, in_doubt }.read()
 }
 
 fn is_blank(line: &[u8]) -> bool {
     line.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\r'))
 }
 
-/// Tells JSON of another type from what is no JSON.
-fn not_an_object(text: &str, error: &serde_json::Error) -> Malformed {
-    match serde_json::from_str::<serde::de::IgnoredAny>(text) {
-        Ok(_) => Malformed::new(Reason::NotAnEnvelope, "not a JSON object"),
-        Err(syntax) if error.is_data() => Malformed::new(Reason::NotJson, json::describe(&syntax)),
-        Err(_) => Malformed::new(Reason::NotJson, json::describe(error)),
-    }
-}
-
-const NAMES: [&str; 12] = [
-    "id",
-    "ts",
-    "kind",
-    "from",
-    "to",
-    "payload",
-    "status",
-    "protocol_version",
-    "started_ts",
-    "finished_ts",
-    "nacks",
-    "spend",
-];
 const ID: usize = 0;
 const TS: usize = 1;
 const KIND: usize = 2;
@@ -214,31 +188,52 @@ const FINISHED_TS: usize = 9;
 const NACKS: usize = 10;
 const SPEND: usize = 11;
 
+fn index(key: &[u8]) -> Option<usize> {
+    Some(match key {
+        b"id" => ID,
+        b"ts" => TS,
+        b"kind" => KIND,
+        b"from" => FROM,
+        b"to" => TO,
+        b"payload" => PAYLOAD,
+        b"status" => STATUS,
+        b"protocol_version" => PROTOCOL_VERSION,
+        b"started_ts" => STARTED_TS,
+        b"finished_ts" => FINISHED_TS,
+        b"nacks" => NACKS,
+        b"spend" => SPEND,
+        _ => return None,
+    })
+}
+const FIELDS: usize = 12;
+
 /// Reads an envelope's fields and remembers whether any of them had to be interpreted.
 struct Reader<'a> {
-    members: Members<'a, { NAMES.len() }>,
+    members: Members<'a, FIELDS>,
     in_doubt: bool,
 }
 
 impl<'a> Reader<'a> {
     fn read(mut self) -> Result<Line<'a>, Malformed> {
-        self.in_doubt |= self.members.duplicates;
         if let Some(version) = self.members.get(PROTOCOL_VERSION)
             && !matches!(version, "1" | "2")
         {
             return Err(Malformed::new(Reason::UnsupportedVersion, "`protocol_version` is neither 1 nor 2"));
         }
-        let id = self.text(ID)?;
+        let id = self.text(ID, "`id` is missing or not a string")?;
         if id.is_empty() {
             return Err(Malformed::new(Reason::NotAnEnvelope, "`id` is empty"));
         }
-        let (kind, from, to, status) = (self.text(KIND)?, self.text(FROM)?, self.text(TO)?, self.text(STATUS)?);
+        let kind = self.text(KIND, "`kind` is missing or not a string")?;
+        let from = self.text(FROM, "`from` is missing or not a string")?;
+        let to = self.text(TO, "`to` is missing or not a string")?;
+        let status = self.text(STATUS, "`status` is missing or not a string")?;
         let ts = self.members.get(TS).and_then(Timestamp::from_json);
         let ts = ts.ok_or(Malformed::new(Reason::NotAnEnvelope, "`ts` is missing or not a readable time"))?;
-        let payload = self.members.get(PAYLOAD);
+        let payload = self.members.value(PAYLOAD);
 
         if kind == "ledger" && status == "ledger" {
-            return Ok(Line::Ledger(Box::new(Ledger::read(payload.unwrap_or_default())?)));
+            return Ok(Line::Ledger(Box::new(Ledger::read(payload.map_or("", |payload| payload.text))?)));
         }
         let status = Status::read(&status);
         Ok(Line::Record(Envelope {
@@ -252,15 +247,15 @@ impl<'a> Reader<'a> {
             finished_ts: self.optional(FINISHED_TS, Timestamp::from_json),
             nacks: self.optional(NACKS, nacks).unwrap_or(0).max(u64::from(status == Status::Nack)),
             spend: self.members.get(SPEND),
-            payload,
+            payload: payload.map(|payload| payload.text),
+            longest_member: payload.filter(|p| p.text.starts_with('{')).map_or(0, |payload| payload.longest_part),
             in_doubt: self.in_doubt,
         }))
     }
 
-    fn text(&mut self, index: usize) -> Result<Cow<'a, str>, Malformed> {
-        let text = self.members.get(index).and_then(json::string).ok_or_else(|| {
-            Malformed::new(Reason::NotAnEnvelope, format!("`{}` is missing or not a string", NAMES[index]))
-        })?;
+    fn text(&mut self, index: usize, otherwise: &'static str) -> Result<Cow<'a, str>, Malformed> {
+        let text = self.members.get(index).and_then(json::string);
+        let text = text.ok_or(Malformed::new(Reason::NotAnEnvelope, otherwise))?;
         self.in_doubt |= text.lossy;
         Ok(text.text)
     }
@@ -288,13 +283,12 @@ mod tests {
     }
 
     fn reason(line: &[u8]) -> Option<Reason> {
-        parse(line, &mut String::new()).err().map(|malformed| malformed.reason)
+        parse(line).err().map(|malformed| malformed.reason)
     }
 
     fn check(members: &str, expected: impl FnOnce(&Envelope<'_>) -> bool) {
         let line = with(members);
-        let mut scratch = String::new();
-        match parse(line.as_bytes(), &mut scratch) {
+        match parse(line.as_bytes()) {
             Ok(Line::Record(envelope)) => assert!(expected(&envelope), "{envelope:?}"),
             other => panic!("{line}: {other:?}"),
         }
@@ -321,8 +315,7 @@ mod tests {
         check(r#","nacks":[{"ts":1},{"ts":2}]"#, |e| e.nacks == 2);
         check(r#","nacks":3"#, |e| e.nacks == 3);
         let nacked = with("").replace("queued", "nack");
-        let mut scratch = String::new();
-        assert!(matches!(parse(nacked.as_bytes(), &mut scratch), Ok(Line::Record(e)) if e.nacks == 1));
+        assert!(matches!(parse(nacked.as_bytes()), Ok(Line::Record(e)) if e.nacks == 1));
     }
 
     #[test]
@@ -360,10 +353,10 @@ mod tests {
     #[test]
     fn blank_lines_and_byte_order_marks() {
         for blank in [&b""[..], b"\r", b" \t\r", b"\xef\xbb\xbf"] {
-            assert!(matches!(parse(blank, &mut String::new()), Ok(Line::Blank)), "{blank:?}");
+            assert!(matches!(parse(blank), Ok(Line::Blank)), "{blank:?}");
         }
         let line = format!("\u{feff}{}\r", with(""));
-        assert!(matches!(parse(line.as_bytes(), &mut String::new()), Ok(Line::Record(_))));
+        assert!(matches!(parse(line.as_bytes()), Ok(Line::Record(_))));
     }
 
     #[test]
@@ -376,10 +369,7 @@ mod tests {
             (value(OVERSIZED + 1), false),
         ] {
             let line = with("").replace("{}", &payload);
-            let mut scratch = String::new();
-            assert!(
-                matches!(parse(line.as_bytes(), &mut scratch), Ok(Line::Record(e)) if e.is_oversized() == expected)
-            );
+            assert!(matches!(parse(line.as_bytes()), Ok(Line::Record(e)) if e.is_oversized() == expected));
         }
     }
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::envelope::{Malformed, Reason};
 use super::histogram::Histogram;
-use super::json::{self, Members};
+use super::json::Members;
 use super::money::Usd;
 use super::spend::Tokens;
 
@@ -97,11 +97,11 @@ impl Ledger {
 
     /// Reads the payload of a ledger line.
     pub(super) fn read(payload: &str) -> Result<Self, Malformed> {
-        let version = Members::read(payload, &["version"]).ok().and_then(|members| members.get(0));
+        let version =
+            Members::<1>::read(payload, |key| (key == b"version").then_some(0)).ok().and_then(|members| members.get(0));
         match version {
-            Some(Self::VERSION) => serde_json::from_str(payload).map_err(|error| {
-                Malformed::new(Reason::NotAnEnvelope, format!("unreadable ledger: {}", json::describe(&error)))
-            }),
+            Some(Self::VERSION) => serde_json::from_str(payload)
+                .map_err(|error| Malformed::new(Reason::NotAnEnvelope, format!("unreadable ledger: {error}"))),
             Some(number) if number.strip_prefix('-').unwrap_or(number).bytes().all(|b| b.is_ascii_digit()) => {
                 Err(Malformed::new(Reason::UnsupportedVersion, "the ledger's `version` is not 1"))
             }

@@ -1,13 +1,13 @@
 //! What model responses cost, and how many tokens they took.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::json::{self, Members};
+use super::json::{self, Cursor, Members, Stop};
 use super::money::Usd;
 
 /// Token counts by type.
@@ -73,31 +73,39 @@ struct Usage {
 
 /// Reads a record's `spend`: its entries, of several with the same id only the last.
 #[must_use]
-pub fn entries(spend: &str) -> Vec<Entry<'_>> {
-    let Some(items) = json::array(spend) else { return vec![Entry::read(spend)] };
-    let mut entries: Vec<Entry<'_>> = items.into_iter().map(|item| Entry::read(item.get())).collect();
+pub fn entries<'a>(spend: &'a str) -> Vec<Entry<'a>> {
+    let mut entries = Vec::new();
+    let mut push = |cursor: &mut Cursor<'a>| {
+        entries.push(Entry::read(cursor)?);
+        Ok(())
+    };
+    let mut cursor = Cursor::new(spend);
+    // The text is valid JSON, so there is nothing that could stop the cursor.
+    let read = if spend.starts_with('[') { cursor.elements(&mut push) } else { push(&mut cursor) };
+    debug_assert!(read.is_ok());
     if entries.len() > 1 {
-        let mut seen = HashSet::new();
-        let last: Vec<bool> =
-            entries.iter().rev().map(|entry| entry.id.as_ref().is_none_or(|id| seen.insert(id.clone()))).collect();
-        let mut last = last.into_iter().rev();
-        entries.retain(|_| last.next().unwrap_or(true));
+        let mut seen = BTreeSet::new();
+        entries.reverse();
+        entries.retain(|entry: &Entry<'_>| entry.id.as_ref().is_none_or(|id| seen.insert(id.clone())));
+        entries.reverse();
     }
     entries
 }
 
 impl<'a> Entry<'a> {
-    fn read(json: &'a str) -> Self {
-        match Members::read(json, &NAMES) {
-            Ok(members) => Self {
-                id: text(&members, ID),
-                model: text(&members, MODEL),
-                provider: text(&members, PROVIDER),
-                cost: members.get(COST_USD).map_or(ReportedCost::Absent, ReportedCost::read),
-                usage: Some(Usage::read(&members)),
-            },
-            Err(_) => Self { cost: ReportedCost::read(json), ..Self::default() },
+    fn read(cursor: &mut Cursor<'a>) -> Result<Self, Stop> {
+        if !cursor.is_at_object() {
+            let amount = Usd::parse(cursor.value()?.text);
+            return Ok(Self { cost: ReportedCost::of(amount), ..Self::default() });
         }
+        let members = cursor.members(index)?;
+        Ok(Self {
+            id: text(&members, ID),
+            model: text(&members, MODEL),
+            provider: text(&members, PROVIDER),
+            cost: members.get(COST_USD).map_or(ReportedCost::Absent, |cost| ReportedCost::of(amount(cost))),
+            usage: Some(Usage::read(&members)),
+        })
     }
 
     /// The model and the tokens it took, unless the entry is a bare amount.
@@ -129,8 +137,8 @@ impl<'a> Entry<'a> {
 }
 
 impl ReportedCost {
-    fn read(json: &str) -> Self {
-        amount(json).filter(|cost| *cost <= Usd::MAX_COST).map_or(Self::Unusable, Self::Usable)
+    fn of(amount: Option<Usd>) -> Self {
+        amount.filter(|cost| *cost <= Usd::MAX_COST).map_or(Self::Unusable, Self::Usable)
     }
 }
 
@@ -142,24 +150,10 @@ fn amount(json: &str) -> Option<Usd> {
     }
 }
 
-fn text<'a>(members: &Members<'a, { NAMES.len() }>, index: usize) -> Option<Cow<'a, str>> {
+fn text<'a>(members: &Members<'a, FIELDS>, index: usize) -> Option<Cow<'a, str>> {
     members.get(index).and_then(json::string).map(|text| text.text)
 }
 
-const NAMES: [&str; 12] = [
-    "id",
-    "model",
-    "provider",
-    "cost_usd",
-    "input_tokens",
-    "output_tokens",
-    "cache_read_input_tokens",
-    "cache_creation_input_tokens",
-    "prompt_tokens",
-    "completion_tokens",
-    "prompt_tokens_details",
-    "input_tokens_details",
-];
 const ID: usize = 0;
 const MODEL: usize = 1;
 const PROVIDER: usize = 2;
@@ -173,15 +167,37 @@ const COMPLETION: usize = 9;
 const PROMPT_DETAILS: usize = 10;
 const INPUT_DETAILS: usize = 11;
 
+const FIELDS: usize = 12;
+
+fn index(key: &[u8]) -> Option<usize> {
+    Some(match key {
+        b"id" => ID,
+        b"model" => MODEL,
+        b"provider" => PROVIDER,
+        b"cost_usd" => COST_USD,
+        b"input_tokens" => INPUT,
+        b"output_tokens" => OUTPUT,
+        b"cache_read_input_tokens" => CACHE_READ,
+        b"cache_creation_input_tokens" => CACHE_CREATION,
+        b"prompt_tokens" => PROMPT,
+        b"completion_tokens" => COMPLETION,
+        b"prompt_tokens_details" => PROMPT_DETAILS,
+        b"input_tokens_details" => INPUT_DETAILS,
+        _ => return None,
+    })
+}
+
 impl Usage {
-    fn read(members: &Members<'_, { NAMES.len() }>) -> Self {
+    fn read(members: &Members<'_, FIELDS>) -> Self {
         let mut usage = Self { known: true, ..Self::default() };
         let is_openai = members.get(INPUT).is_none() && members.get(PROMPT).is_some();
         let (whole, details) = if is_openai { (PROMPT, PROMPT_DETAILS) } else { (INPUT, INPUT_DETAILS) };
 
         let whole = usage.count(members.get(whole));
         let output = usage.count(members.get(OUTPUT).or(members.get(COMPLETION)));
-        let details = members.get(details).and_then(|details| Members::read(details, &["cached_tokens"]).ok());
+        let details = members
+            .get(details)
+            .and_then(|details| Members::<1>::read(details, |key| (key == b"cached_tokens").then_some(0)).ok());
         let cached = usage.count(details.and_then(|details| details.get(0)));
         let cache_read = usage.count(members.get(CACHE_READ));
         let cache_creation = usage.count(members.get(CACHE_CREATION));

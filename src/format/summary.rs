@@ -67,8 +67,10 @@ pub struct MalformedLine {
 /// How many malformed lines are remembered with their place.
 pub const MAX_FIRST_MALFORMED: usize = 10;
 
-/// A model without a name.
-const UNKNOWN_MODEL: &str = "unknown";
+/// The label of a model, which may come without a name.
+fn named_model(name: &str) -> &str {
+    if name.is_empty() { "unknown" } else { name }
+}
 
 impl Summary {
     /// Of no lines.
@@ -92,9 +94,8 @@ impl Summary {
     /// Adds the next line.
     pub fn add(&mut self, line: RawLine<'_>, parameters: &Parameters) {
         self.lines += 1;
-        let mut scratch = String::new();
         let parsed = match line {
-            RawLine::Whole(line) => envelope::parse(line, &mut scratch),
+            RawLine::Whole(line) => envelope::parse(line),
             RawLine::TooLong { bytes } => Err(Malformed {
                 reason: Reason::TooLong,
                 detail: format!("{bytes} bytes are more than --max-line").into(),
@@ -145,7 +146,7 @@ impl Summary {
                     None => unpriced = true,
                 }
                 if let Some((model, tokens)) = entry.tokens() {
-                    let model = self.models.intern(if model.is_empty() { UNKNOWN_MODEL } else { model });
+                    let model = self.models.intern(named_model(model));
                     self.tokens.entry((kind, model)).or_default().merge(&tokens);
                 }
             }
@@ -160,7 +161,7 @@ impl Summary {
             self.cells.entry(key).or_default().totals.merge(&removed.totals);
         }
         for removed in &ledger.totals.tokens {
-            let key = (self.kinds.intern(&removed.kind), self.models.intern(&removed.model));
+            let key = (self.kinds.intern(&removed.kind), self.models.intern(named_model(&removed.model)));
             self.tokens.entry(key).or_default().merge(&removed.tokens);
         }
         self.reclaimed_bytes = self.reclaimed_bytes.saturating_add(ledger.totals.reclaimed_bytes);

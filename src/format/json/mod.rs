@@ -1,0 +1,608 @@
+//! JSON as the queue's writers really emit it, read in place.
+//!
+//! The dialect is that of FORMAT.md: RFC 8259, with `NaN` and `Infinity` as values, lone surrogates, any depth. Values stay text
+//! (`&str` of the line itself) until somebody needs them: money keeps its digits, and what no field needs is only skipped.
+//! Skipping is strict, iterative, and the reason why this is no general parser: it is where all the time goes.
+
+mod block;
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Visitor};
+
+use self::block::{BLOCK, Block};
+
+/// Why a text is no JSON.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It is JSON, but no object.
+    NotAnObject,
+    /// It isn't.
+    Syntax(SyntaxFault),
+}
+
+/// Where a text stops being JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SyntaxFault {
+    /// At its end: something is missing.
+    End,
+    /// At this byte, from 1.
+    Byte(usize),
+    /// At this byte, from 1, where something follows a whole value.
+    Trailing(usize),
+}
+
+impl fmt::Display for SyntaxFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::End => f.write_str("the JSON is cut short"),
+            Self::Byte(at) => write!(f, "no JSON at byte {at}"),
+            Self::Trailing(at) => write!(f, "something follows the JSON value at byte {at}"),
+        }
+    }
+}
+
+/// Marks the place of a fault, which the cursor knows.
+#[derive(Debug)]
+pub(super) struct Stop;
+type Step<T = ()> = Result<T, Stop>;
+
+/// The members of one object that a reader has a use for, as the text that stands in the line.
+pub(super) struct Members<'a, const N: usize> {
+    values: [Option<Value<'a>>; N],
+    /// Whether one of them stood there more than once. The last one counts.
+    pub(super) duplicates: bool,
+    /// Whether a number anywhere in the object is none of JSON's.
+    pub(super) non_finite: bool,
+}
+
+/// One value as it stands in the line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Value<'a> {
+    pub(super) text: &'a str,
+    /// The length of its longest direct member or element, if it is an object or array.
+    pub(super) longest_part: usize,
+}
+
+impl<'a, const N: usize> Members<'a, N> {
+    /// Reads `text`, which must be one object. `index` gives each key that is wanted, decoded, its place.
+    pub(super) fn read(text: &'a str, index: fn(&[u8]) -> Option<usize>) -> Result<Self, Fault> {
+        let mut cursor = Cursor::new(text);
+        let result = cursor.members(index).and_then(|members| cursor.end().map(|()| members));
+        result.map_err(|Stop| match syntax_fault(text) {
+            None => Fault::NotAnObject,
+            Some(fault) => Fault::Syntax(fault),
+        })
+    }
+
+    /// Member `index`; `null` is absent.
+    pub(super) fn value(&self, index: usize) -> Option<Value<'a>> {
+        self.values[index].filter(|value| value.text != "null")
+    }
+
+    /// The text of member `index`; `null` is absent.
+    pub(super) fn get(&self, index: usize) -> Option<&'a str> {
+        self.value(index).map(|value| value.text)
+    }
+}
+
+/// What stops `text` from being one JSON value.
+fn syntax_fault(text: &str) -> Option<SyntaxFault> {
+    let mut cursor = Cursor::new(text);
+    let value = cursor.value();
+    let at = cursor.at + 1;
+    match value {
+        Err(Stop) if at > text.len() => Some(SyntaxFault::End),
+        Err(Stop) => Some(SyntaxFault::Byte(at)),
+        Ok(_) => cursor.end().err().map(|Stop| SyntaxFault::Trailing(cursor.at + 1)),
+    }
+}
+
+/// How many elements `json` has, if it is an array.
+pub(super) fn array_len(json: &str) -> Option<u64> {
+    let mut len = 0;
+    let mut count = |cursor: &mut Cursor<'_>| {
+        len += 1;
+        cursor.value().map(|_| ())
+    };
+    Cursor::new(json).elements(&mut count).ok().map(|()| len)
+}
+
+/// A JSON string, decoded.
+pub(super) struct Text<'a> {
+    pub(super) text: Cow<'a, str>,
+    /// Whether a lone surrogate was read as U+FFFD.
+    pub(super) lossy: bool,
+}
+
+/// Decodes `json`, one valid JSON value, if it is a string.
+pub(super) fn string(json: &str) -> Option<Text<'_>> {
+    let inner = json.strip_prefix('"')?.strip_suffix('"')?;
+    if memchr::memchr(b'\\', inner.as_bytes()).is_none() {
+        return Some(Text { text: Cow::Borrowed(inner), lossy: false });
+    }
+    let Escaped(bytes) = serde_json::from_str(json).ok()?;
+    let (text, lossy) = match String::from_utf8(bytes) {
+        Ok(text) => (text, false),
+        Err(error) => (replace_surrogates(error.as_bytes()), true),
+    };
+    Some(Text { text: Cow::Owned(text), lossy })
+}
+
+/// A string with escapes as `serde_json` decodes it into bytes: lone surrogates in the manner of WTF-8.
+struct Escaped(Vec<u8>);
+
+impl<'de> Deserialize<'de> for Escaped {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Escaped;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Escaped, E> {
+                Ok(Escaped(bytes.to_vec()))
+            }
+        }
+        json.deserialize_bytes(Bytes)
+    }
+}
+
+fn replace_surrogates(bytes: &[u8]) -> String {
+    // The line was valid UTF-8, so all that can be invalid here is an encoded surrogate: three bytes.
+    const SURROGATE: usize = 3;
+    let mut text = String::with_capacity(bytes.len());
+    let mut rest = bytes;
+    loop {
+        match std::str::from_utf8(rest) {
+            Ok(valid) => {
+                text.push_str(valid);
+                return text;
+            }
+            Err(error) => {
+                let (valid, bad) = rest.split_at(error.valid_up_to());
+                text.push_str(&String::from_utf8_lossy(valid));
+                text.push(char::REPLACEMENT_CHARACTER);
+                rest = bad.get(SURROGATE..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// A place in a text, moving forward over whole tokens.
+pub(super) struct Cursor<'a> {
+    text: &'a str,
+    at: usize,
+    /// The bytes that close the containers around this place, as far as they are skipped.
+    open: Vec<u8>,
+    non_finite: bool,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        let mut cursor = Self { text, at: 0, open: Vec::new(), non_finite: false };
+        cursor.skip_space();
+        cursor
+    }
+
+    /// The object here, of which only the members with an index are kept.
+    pub(super) fn members<const N: usize>(&mut self, index: fn(&[u8]) -> Option<usize>) -> Step<Members<'a, N>> {
+        let mut members = Members { values: [None; N], duplicates: false, non_finite: false };
+        self.expect(b'{')?;
+        self.skip_space();
+        if self.peek() == Some(b'}') {
+            self.at += 1;
+            return Ok(members);
+        }
+        loop {
+            let start = self.at;
+            let has_escapes = self.skip_string()?;
+            let key = self.text.get(start..self.at).ok_or(Stop)?;
+            let index = if has_escapes {
+                string(key).and_then(|key| index(key.text.as_bytes()))
+            } else {
+                index(&key.as_bytes()[1..key.len() - 1])
+            };
+            self.skip_colon()?;
+            let value = self.value()?;
+            if let Some(index) = index {
+                members.duplicates |= members.values[index].replace(value).is_some();
+            }
+            if !self.comma_or(b'}')? {
+                members.non_finite = self.non_finite;
+                return Ok(members);
+            }
+        }
+    }
+
+    /// The array here: `each` must move over one element.
+    pub(super) fn elements(&mut self, each: &mut dyn FnMut(&mut Self) -> Step) -> Step {
+        self.expect(b'[')?;
+        self.skip_space();
+        if self.peek() == Some(b']') {
+            self.at += 1;
+            return Ok(());
+        }
+        loop {
+            each(self)?;
+            if !self.comma_or(b']')? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether an object begins here.
+    pub(super) fn is_at_object(&self) -> bool {
+        self.peek() == Some(b'{')
+    }
+
+    /// The value here. Iterative, because nesting has no limit but the stack has.
+    pub(super) fn value(&mut self) -> Step<Value<'a>> {
+        let start = self.at;
+        let (mut part_start, mut longest_part) = (start, 0);
+        loop {
+            if self.open.len() == 1 {
+                part_start = self.at;
+            }
+            match self.peek() {
+                Some(b'"') => _ = self.skip_string()?,
+                Some(b'{') => {
+                    self.at += 1;
+                    self.skip_space();
+                    if self.peek() == Some(b'}') {
+                        self.at += 1;
+                    } else {
+                        self.open.push(b'}');
+                        self.skip_key()?;
+                        continue;
+                    }
+                }
+                Some(b'[') => {
+                    self.at += 1;
+                    self.skip_space();
+                    if self.peek() == Some(b']') {
+                        self.at += 1;
+                    } else {
+                        self.open.push(b']');
+                        continue;
+                    }
+                }
+                Some(b'-' | b'0'..=b'9') => self.skip_number()?,
+                _ => self.skip_word()?,
+            }
+            // That value may have been the last one of several containers.
+            loop {
+                let Some(&close) = self.open.last() else {
+                    let text = self.text.get(start..self.at).ok_or(Stop)?;
+                    return Ok(Value { text, longest_part });
+                };
+                if self.open.len() == 1 {
+                    longest_part = longest_part.max(self.at - part_start);
+                }
+                if self.comma_or(close)? {
+                    if close == b'}' {
+                        self.skip_key()?;
+                    }
+                    break;
+                }
+                self.open.pop();
+            }
+        }
+    }
+
+    fn skip_key(&mut self) -> Step {
+        self.skip_string()?;
+        self.skip_colon()
+    }
+
+    fn skip_colon(&mut self) -> Step {
+        self.skip_space();
+        self.expect(b':')?;
+        self.skip_space();
+        Ok(())
+    }
+
+    /// Moves over a comma and says `true`, or over the end of the container and says `false`.
+    fn comma_or(&mut self, close: u8) -> Step<bool> {
+        self.skip_space();
+        match self.peek() {
+            Some(b',') => {
+                self.at += 1;
+                self.skip_space();
+                Ok(true)
+            }
+            Some(byte) if byte == close => {
+                self.at += 1;
+                Ok(false)
+            }
+            _ => Err(Stop),
+        }
+    }
+
+    /// Moves over a string and tells whether there are escapes in it.
+    fn skip_string(&mut self) -> Step<bool> {
+        self.expect(b'"')?;
+        let mut has_escapes = false;
+        let mut after_backslash = false;
+        loop {
+            let rest = &self.text.as_bytes()[self.at..];
+            let block = Block::first_of(rest);
+            let special = block.special();
+            // Most blocks hold no backslash, or none before the end of the string.
+            if !after_backslash {
+                if special == 0 {
+                    self.at += BLOCK;
+                    continue;
+                }
+                let first = special.trailing_zeros() as usize;
+                if rest.get(first) == Some(&b'"') {
+                    self.at += first + 1;
+                    return Ok(has_escapes);
+                }
+            }
+            has_escapes = true;
+            let escaped = block.escaped(&mut after_backslash);
+            let end = block.quotes() & !escaped;
+            let inside = end.wrapping_sub(1) & !end;
+            let mut doubtful =
+                (escaped & !block.common_escapes() | special & !block.quotes() & !block.backslashes()) & inside;
+            while doubtful != 0 {
+                let offset = doubtful.trailing_zeros() as usize;
+                if escaped >> offset & 1 == 0 || !is_escape(&rest[offset..]) {
+                    self.at += offset;
+                    return Err(Stop);
+                }
+                doubtful &= doubtful - 1;
+            }
+            if end != 0 {
+                self.at += end.trailing_zeros() as usize + 1;
+                return Ok(true);
+            }
+            self.at += BLOCK;
+        }
+    }
+
+    fn skip_number(&mut self) -> Step {
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+            if self.peek() == Some(b'I') {
+                return self.skip_word();
+            }
+        }
+        if self.peek() == Some(b'0') {
+            self.at += 1;
+        } else {
+            self.skip_digits()?;
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.skip_digits()?;
+        }
+        if let Some(b'e' | b'E') = self.peek() {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.peek() {
+                self.at += 1;
+            }
+            self.skip_digits()?;
+        }
+        Ok(())
+    }
+
+    /// Moves over one or more digits.
+    fn skip_digits(&mut self) -> Step {
+        let digits = self.text.as_bytes()[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        self.at += digits;
+        if digits > 0 { Ok(()) } else { Err(Stop) }
+    }
+
+    fn skip_word(&mut self) -> Step {
+        let rest = &self.text.as_bytes()[self.at..];
+        let word: &[u8] = match rest.first() {
+            Some(b't') => b"true",
+            Some(b'f') => b"false",
+            Some(b'n') => b"null",
+            Some(b'N') => b"NaN",
+            Some(b'I') => b"Infinity",
+            _ => return Err(Stop),
+        };
+        if !rest.starts_with(word) {
+            return Err(Stop);
+        }
+        self.non_finite |= matches!(word, b"NaN" | b"Infinity");
+        self.at += word.len();
+        Ok(())
+    }
+
+    fn skip_space(&mut self) {
+        while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.peek() {
+            self.at += 1;
+        }
+    }
+
+    fn expect(&mut self, byte: u8) -> Step {
+        if self.peek() != Some(byte) {
+            return Err(Stop);
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn end(&mut self) -> Step {
+        self.skip_space();
+        if self.at == self.text.len() { Ok(()) } else { Err(Stop) }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+}
+
+/// Whether a backslash may stand before `rest`.
+fn is_escape(rest: &[u8]) -> bool {
+    match rest {
+        [b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't', ..] => true,
+        [b'u', digits @ ..] => digits.get(..4).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde::de::IgnoredAny;
+
+    use super::*;
+
+    fn index(key: &[u8]) -> Option<usize> {
+        Some(match key {
+            b"a" => 0,
+            b"b" => 1,
+            b"c" => 2,
+            _ => return None,
+        })
+    }
+
+    fn read(text: &str) -> Result<Members<'_, 3>, Fault> {
+        Members::read(text, index)
+    }
+
+    #[test]
+    fn members_of_other_names_are_skipped_and_the_last_duplicate_counts() {
+        let members = read(r#" {"x":[1,{"a":9}],"a":1,"b":null,"a" : "two" } "#).ok();
+        let members = members.as_ref();
+        assert_eq!(members.and_then(|m| m.get(0)), Some("\"two\""));
+        assert_eq!(members.and_then(|m| m.get(1)), None);
+        assert_eq!(members.and_then(|m| m.get(2)), None);
+        assert_eq!(members.map(|m| m.duplicates), Some(true));
+    }
+
+    #[test]
+    fn keys_are_compared_decoded() {
+        let members = read("{\"\\u0061\":1,\"\\ud83d\":2}").ok();
+        assert_eq!(members.and_then(|m| m.get(0)), Some("1"));
+    }
+
+    #[test]
+    fn a_lone_surrogate_is_one_replacement_character() {
+        let text = string(r#""a\ud83db\udc00""#);
+        assert!(text.as_ref().is_some_and(|t| t.lossy));
+        assert_eq!(text.map(|t| t.text.into_owned()).as_deref(), Some("a\u{fffd}b\u{fffd}"));
+        assert_eq!(string(r#""\ud83d\ude00""#).map(|t| t.text.into_owned()).as_deref(), Some("\u{1f600}"));
+    }
+
+    #[test]
+    fn non_finite_numbers_are_values_and_nothing_else() {
+        for text in [r#"{"a":NaN}"#, r#"{"x":[-Infinity, Infinity]}"#] {
+            assert!(read(text).is_ok_and(|members| members.non_finite), "{text}");
+        }
+        assert!(read(r#"{"a":"NaN"}"#).is_ok_and(|members| !members.non_finite));
+        for text in [
+            "1NaN",
+            "NaN1",
+            "-NaN",
+            "1e-Infinity",
+            "nullNaN",
+            "NaNNaN",
+            "{NaN:1}",
+            "--Infinity",
+            "+Infinity",
+            "nan",
+            "Inf",
+        ] {
+            assert!(syntax_fault(text).is_some(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_fault_names_its_place() {
+        for (text, fault) in [
+            ("{\"a\":1}{\"a\":2}", SyntaxFault::Trailing(8)),
+            ("{\"a\":1", SyntaxFault::End),
+            ("{\"a\":\"x", SyntaxFault::End),
+            ("\0\0", SyntaxFault::Byte(1)),
+            ("{\"a\":01}", SyntaxFault::Byte(7)),
+            ("{\"a\":\"\u{1}\"}", SyntaxFault::Byte(7)),
+            ("{\"a\":tru}", SyntaxFault::Byte(6)),
+        ] {
+            assert_eq!(read(text).err(), Some(Fault::Syntax(fault)), "{text}");
+        }
+        assert_eq!(read("[1]").err(), Some(Fault::NotAnObject));
+    }
+
+    #[test]
+    fn depth_costs_no_stack() {
+        let depth = 200_000;
+        let text = format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
+        assert!(read(&text).is_ok());
+        let text = format!("{{\"a\":{}1{}}}", "{\"b\":".repeat(depth), "}".repeat(depth));
+        assert!(read(&text).is_ok());
+    }
+
+    #[test]
+    fn strings_of_every_length_and_escapes_in_every_place() {
+        for len in 0..200 {
+            let text = "x".repeat(len);
+            assert_eq!(syntax_fault(&format!("\"{text}\"")), None);
+            assert_eq!(syntax_fault(&format!("\"{text}")), Some(SyntaxFault::End));
+            assert_eq!(syntax_fault(&format!("\"{text}\u{0}\"")), Some(SyntaxFault::Byte(len + 2)));
+            for (escape, is_valid) in [
+                (r"\n", true),
+                (r#"\""#, true),
+                (r"\\\\", true),
+                (r"\ud8Ff", true),
+                (r"\u12g4", false),
+                (r"\x", false),
+                (r"\", false),
+            ] {
+                let text = format!("\"{text}{escape}{text}\"");
+                let expected = serde_json::from_str::<IgnoredAny>(&text).is_ok();
+                assert_eq!((syntax_fault(&text).is_none(), is_valid && expected), (expected, is_valid), "{text}");
+            }
+        }
+    }
+
+    /// Text that is JSON more often than not.
+    fn almost_json() -> impl Strategy<Value = String> {
+        let token = prop_oneof![
+            Just("{"),
+            Just("}"),
+            Just("["),
+            Just("]"),
+            Just(","),
+            Just(":"),
+            Just("\""),
+            Just("\\"),
+            Just("\"a\""),
+            Just("\"\\ud800\""),
+            Just("\"\\n\""),
+            Just("\"\\x\""),
+            Just("0"),
+            Just("-1.5e+3"),
+            Just("01"),
+            Just("1."),
+            Just("1e"),
+            Just("-"),
+            Just("true"),
+            Just("null"),
+            Just("nul"),
+            Just(" "),
+            Just("\t"),
+            Just("\u{1}"),
+            Just("é"),
+            Just("\"a\":1"),
+            Just("\"b\":[{}]"),
+            Just("[[],{}]"),
+            Just("1e999"),
+        ];
+        proptest::collection::vec(token, 0..12).prop_map(|tokens| tokens.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+        #[test]
+        fn what_serde_json_takes_is_taken_and_nothing_else(text in almost_json()) {
+            prop_assert_eq!(syntax_fault(&text).is_none(), serde_json::from_str::<IgnoredAny>(&text).is_ok(), "{}", text);
+        }
+    }
+}
