@@ -2,8 +2,11 @@
 //! generations have been taken over.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::envelope::{Malformed, Reason};
 use super::histogram::Histogram;
@@ -12,16 +15,17 @@ use super::money::Usd;
 use super::spend::Tokens;
 
 /// A ledger line's payload.
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
 pub struct Ledger {
     /// What the removed records amounted to.
+    #[serde(deserialize_with = "object")]
     pub totals: LedgerTotals,
     /// For each earlier generation still on disk, how many of its bytes have been taken over.
     pub generations: BTreeMap<u64, u64>,
 }
 
 /// What the removed records amounted to.
-#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(default)]
 pub struct LedgerTotals {
     /// By role and kind.
@@ -33,7 +37,7 @@ pub struct LedgerTotals {
 }
 
 /// What the removed records of one role and kind amounted to.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[derive(Debug, PartialEq, Eq, serde::Deserialize)]
 pub struct LedgerCell {
     /// The role.
     pub role: String,
@@ -45,7 +49,7 @@ pub struct LedgerCell {
 }
 
 /// The tokens that the removed records of one kind used of one model.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[derive(Debug, PartialEq, Eq, serde::Deserialize)]
 pub struct LedgerTokens {
     /// The kind.
     pub kind: String,
@@ -57,7 +61,7 @@ pub struct LedgerTokens {
 }
 
 /// What records amount to: all that a counter or histogram needs of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(default)]
 pub struct Totals {
     /// How many there are.
@@ -69,8 +73,10 @@ pub struct Totals {
     /// How often they were refused.
     pub nacks: u64,
     /// From queued to started.
+    #[serde(deserialize_with = "object")]
     pub queue_wait: Histogram,
     /// From started to finished.
+    #[serde(deserialize_with = "object")]
     pub role_time: Histogram,
     /// What their priced model responses cost.
     pub spend_usd: Usd,
@@ -90,6 +96,21 @@ impl Totals {
         self.spend_usd = self.spend_usd.saturating_add(other.spend_usd);
         self.unpriced = self.unpriced.saturating_add(other.unpriced);
     }
+}
+
+/// Reads a struct from an object only. A derived implementation would also take an array of its fields.
+fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    struct Object<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+        type Value = T;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    deserializer.deserialize_map(Object(PhantomData))
 }
 
 impl Ledger {

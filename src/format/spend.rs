@@ -132,7 +132,7 @@ impl<'a> Entry<'a> {
     fn price(&self, prices: &Prices) -> Option<Usd> {
         let usage = self.usage.as_ref().filter(|usage| usage.known && usage.given)?;
         let model = prices.model(self.model.as_deref()?, self.provider.as_deref())?;
-        model.cost(&usage.tokens).filter(|cost| *cost <= Usd::MAX_COST)
+        model.cost(&usage.tokens)
     }
 }
 

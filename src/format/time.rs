@@ -34,7 +34,7 @@ impl Timestamp {
         self.0 as f64 / 1e6
     }
 
-    /// Reads an RFC 3339 time from 1970 to before the year 5138.
+    /// Reads an RFC 3339 time from 1970 to before 1e11 seconds after it.
     #[must_use]
     pub fn from_rfc3339(text: &str) -> Option<Self> {
         let time = DateTime::parse_from_rfc3339(text).ok()?;
