@@ -332,7 +332,7 @@ class Tokens:
             subset, cached = cached_in("input_tokens_details" if has_input else "prompt_tokens_details")
             if subset:
                 self.cache_read = cached
-                part = cached
+                part = cached if has_input else cached + self.cache_creation
             else:
                 self.cache_read = read("cache_read_input_tokens") or 0
                 part = 0 if has_input else self.cache_read + self.cache_creation

@@ -275,7 +275,7 @@ impl ModelPrices {
         let mut prices = Self::default();
         for (name, price) in members {
             let Some(index) = PRICE_NAMES.iter().position(|price_name| name.starts_with(price_name)) else { continue };
-            let price = amount(price.get());
+            let price = Usd::parse(price.get());
             let suffix = &name[PRICE_NAMES[index].len()..];
             if suffix.is_empty() {
                 prices.base[index] = price;

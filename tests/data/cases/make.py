@@ -348,6 +348,7 @@ case("spend_tokens", "Anthropic's cached tokens are additional; OpenAI's are a s
            rec(b'"spend":{"cost_usd":1,"model":"chat-plain","prompt_tokens":1000,"completion_tokens":50,"total_tokens":1050}'),
            rec(b'"spend":{"cost_usd":1,"model":"responses","input_tokens":1000,"output_tokens":10,"input_tokens_details":{"cached_tokens":900}}'),
            rec(b'"spend":{"cost_usd":1,"model":"proxy","prompt_tokens":1000,"completion_tokens":1,"cache_read_input_tokens":300,"cache_creation_input_tokens":100}'),
+           rec(b'"spend":{"cost_usd":1,"model":"proxy-2","prompt_tokens":1000,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":300},"cache_read_input_tokens":300,"cache_creation_input_tokens":100}'),
            rec(b'"spend":{"cost_usd":1,"model":"both","input_tokens":7,"output_tokens":3,"prompt_tokens":1000,"completion_tokens":1000}'),
            rec(b'"spend":{"cost_usd":1,"model":"too-many","prompt_tokens":10,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":20}}'),
            rec(b'"spend":{"cost_usd":1,"model":"too-many-2","input_tokens":10,"input_tokens_details":{"cached_tokens":11}}'),
@@ -358,8 +359,8 @@ case("spend_tokens", "Anthropic's cached tokens are additional; OpenAI's are a s
            rec(b'"spend":{"cost_usd":1,"model":"max","input_tokens":18446744073709551615,"output_tokens":18446744073709551616}'),
            rec(b'"spend":{"cost_usd":1,"model":"","input_tokens":1}'), rec(b'"spend":{"cost_usd":1,"model":null,"input_tokens":1}'), rec(b'"spend":{"cost_usd":1,"model":7,"input_tokens":1}')),
      [tokens("anthropic", 100, 50, 1000, 200), tokens("chat", 600, 50, 400, 0), tokens("chat-plain", 1000, 50, 0, 0), tokens("responses", 100, 10, 900, 0), tokens("proxy", 600, 1, 300, 100),
-      tokens("both", 7, 3, 0, 0), tokens("too-many", 0, 1, 20, 0), tokens("too-many-2", 0, 0, 11, 0), tokens("too-many-3", 0, 0, 6, 5), tokens("all-cached", 0, 0, 10, 0),
-      tokens("nulls", 9, 8, 0, 0), tokens("bad", 0, 0, 0, 4), tokens("max", 18446744073709551615, 0, 0, 0), tokens("unknown", 3, 0, 0, 0), usd(16), unpriced(0)])
+      tokens("proxy-2", 600, 1, 300, 100), tokens("both", 7, 3, 0, 0), tokens("too-many", 0, 1, 20, 0), tokens("too-many-2", 0, 0, 11, 0), tokens("too-many-3", 0, 0, 6, 5), tokens("all-cached", 0, 0, 10, 0),
+      tokens("nulls", 9, 8, 0, 0), tokens("bad", 0, 0, 0, 4), tokens("max", 18446744073709551615, 0, 0, 0), tokens("unknown", 3, 0, 0, 0), usd(17), unpriced(0)])
 
 case("spend_costs", "Without a price map: which reported costs are usable, and when a cost of 0 is believed.",
      lines(*[rec(b'"spend":{"cost_usd":%s}' % cost, kind=b'"%s"' % kind) for kind, cost in (

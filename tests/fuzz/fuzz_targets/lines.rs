@@ -1,0 +1,47 @@
+//! Any bytes as a queue: the line splitter, the envelope parser and the fold.
+//!
+//! Beside not crashing it checks that chunks change nothing, and that what counts as JSON is what serde_json takes, and nothing else
+//! unless the writers' NaN and Infinity are in it.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use queue_format::format::envelope::{self, Reason};
+use queue_format::format::lines::{LineSplitter, RawLine};
+use queue_format::format::spend::Prices;
+use queue_format::format::summary::{Parameters, Summary};
+use queue_format::format::time::Timestamp;
+
+fuzz_target!(|input: (u8, &[u8])| {
+    let (size, queue) = input;
+    let parameters = Parameters {
+        now: Timestamp::from_micros(1_795_953_600_000_000),
+        roles: Vec::new(),
+        kinds: Vec::new(),
+        prices: Prices::default(),
+    };
+    let fold = |size: usize| {
+        let mut splitter = LineSplitter::new(1_000);
+        let mut summary = Summary::new(&parameters);
+        for chunk in queue.chunks(size) {
+            splitter.push(chunk, |line| summary.add(line, &parameters));
+        }
+        (summary, splitter.unterminated_bytes())
+    };
+    assert_eq!(fold(usize::from(size) + 1), fold(queue.len().max(1)));
+
+    let mut splitter = LineSplitter::new(usize::MAX);
+    splitter.push(queue, |line| {
+        let RawLine::Whole(line) = line else { unreachable!("no line is too long") };
+        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+        let is_json = match envelope::parse(line) {
+            Err(malformed) if malformed.reason == Reason::NotUtf8 => return,
+            Err(malformed) => malformed.reason != Reason::NotJson,
+            Ok(envelope::Line::Blank) => return,
+            Ok(_) => true,
+        };
+        let non_finite = [&b"NaN"[..], b"Infinity"].iter().any(|word| line.windows(word.len()).any(|part| part == *word));
+        let expected = serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
+        assert!(is_json == expected || is_json && non_finite, "{}", line.escape_ascii());
+    });
+});
