@@ -158,7 +158,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Says why the line is malformed.
 pub fn parse(line: &[u8]) -> Result<Line<'_>, Malformed> {
     let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
-    let text = std::str::from_utf8(line).map_err(|error| {
+    let text = simdutf8::compat::from_utf8(line).map_err(|error| {
         Malformed::new(Reason::NotUtf8, format!("invalid UTF-8 at byte {}", error.valid_up_to() + 1))
     })?;
     let members = match Members::read(text, index) {
@@ -254,7 +254,7 @@ impl<'a> Reader<'a> {
     }
 
     fn text(&mut self, index: usize, otherwise: &'static str) -> Result<Cow<'a, str>, Malformed> {
-        let text = self.members.get(index).and_then(json::string);
+        let text = self.members.string(index);
         let text = text.ok_or(Malformed::new(Reason::NotAnEnvelope, otherwise))?;
         self.in_doubt |= text.lossy;
         Ok(text.text)

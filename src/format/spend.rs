@@ -151,7 +151,7 @@ fn amount(json: &str) -> Option<Usd> {
 }
 
 fn text<'a>(members: &Members<'a, FIELDS>, index: usize) -> Option<Cow<'a, str>> {
-    members.get(index).and_then(json::string).map(|text| text.text)
+    members.string(index).map(|text| text.text)
 }
 
 const ID: usize = 0;

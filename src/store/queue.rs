@@ -409,3 +409,115 @@ fn for_each_chunk(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[expect(clippy::expect_used, reason = "a test that panics has failed")]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::format::spend::Prices;
+    use crate::format::time::Timestamp;
+
+    fn parameters() -> Parameters {
+        let now = Timestamp::from_micros(1_795_953_600_000_000);
+        Parameters { now, roles: Vec::new(), kinds: Vec::new(), prices: Prices::default() }
+    }
+
+    fn queue_of(contents: &[u8]) -> (tempfile::TempDir, QueueFiles) {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let files = QueueFiles::beside(directory.path().join("queue.jsonl"));
+        io::Write::write_all(
+            &mut fs::OpenOptions::new().create_new(true).write(true).open(&files.queue).expect("a queue"),
+            contents,
+        )
+        .expect("a queue with lines");
+        (directory, files)
+    }
+
+    /// Lines of every sort: records with roles of few or many names, malformed ones, blanks, long ones, a ledger.
+    fn line() -> impl Strategy<Value = Vec<u8>> {
+        let record = (0..4_u8, 0..80_u8, 0..60_usize).prop_map(|(status, role, size)| {
+            let status = ["queued", "done", "nack", "human"][usize::from(status)];
+            let role = if role < 20 { role % 4 } else { role };
+            let text = "x".repeat(size * size);
+            format!(
+                "{{\"id\":\"1\",\"ts\":17959500{role:02},\"kind\":\"k{}\",\"from\":\"a\",\"to\":\"role-{role}\",\"payload\":{{\"text\":\"{text}\"}},\
+                 \"status\":\"{status}\",\"started_ts\":1795950100,\"finished_ts\":17959502{role:02},\
+                 \"spend\":[{{\"cost_usd\":0.{role},\"model\":\"m-{role}\",\"input_tokens\":{role}}}]}}",
+                role % 3
+            )
+            .into_bytes()
+        });
+        let ledger = br#"{"id":"ledger","ts":1,"kind":"ledger","from":"handoff","to":"","payload":{"version":1,"totals":{"cells":[{"role":"role-1","kind":"k1","records":3}]},"generations":{"7":12}},"status":"ledger"}"#;
+        prop_oneof![
+            20 => record,
+            1 => Just(b"\0\0\0\0".to_vec()),
+            1 => Just(b"{}{}".to_vec()),
+            1 => Just(b"\xff".to_vec()),
+            1 => Just(b"\r".to_vec()),
+            1 => Just(ledger.to_vec()),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+
+        /// However a queue is cut into reads and segments, the fold is the same as over its lines one by one.
+        #[test]
+        fn chunking_and_threads_change_nothing(
+            lines in proptest::collection::vec(line(), 0..250),
+            tail in prop_oneof![Just(Vec::new()), line()],
+            buffer in prop_oneof![Just(1_usize), 2..100_usize, Just(4_096), Just(1024 * 1024)],
+            threads in 1..5_usize,
+            max_line in prop_oneof![Just(1_000_usize), Just(100_000)],
+        ) {
+            let parameters = parameters();
+            let mut expected = Summary::new(&parameters);
+            let mut queue = Vec::new();
+            for line in &lines {
+                let raw = if line.len() > max_line { RawLine::TooLong { bytes: line.len() as u64 } } else { RawLine::Whole(line) };
+                expected.add(raw, &parameters);
+                queue.extend_from_slice(line);
+                queue.push(b'\n');
+            }
+            queue.extend_from_slice(&tail);
+            expected.first_malformed.clear(); // they are findings now
+
+            let (_directory, files) = queue_of(&queue);
+            let options = ReadOptions { max_line, buffer, threads: NonZeroUsize::new(threads), min_segment: 100, ..ReadOptions::default() };
+            let reading = read(&files, &options, &parameters).expect("a reading");
+            prop_assert_eq!(reading.summary, expected);
+            prop_assert_eq!(reading.queue_bytes, queue.len() as u64);
+            let numbers: Vec<u64> = reading.findings.iter().filter_map(|finding| finding.line).collect();
+            let malformed = |line: &&Vec<u8>| line.len() > max_line || matches!(line[0], 0 | 0xff) || line.starts_with(b"{}");
+            let expected_numbers: Vec<u64> =
+                (1..).zip(&lines).filter(|(_, line)| malformed(line)).map(|(number, _)| number).take(10).collect();
+            prop_assert_eq!(numbers, expected_numbers);
+        }
+    }
+
+    #[test]
+    fn names_derive_from_the_stem() {
+        let files = QueueFiles::beside("/var/lib/agents/x.jsonl".into());
+        assert_eq!(files.lock, Path::new("/var/lib/agents/x.lock"));
+        assert_eq!(files.blobs, Path::new("/var/lib/agents/blob"));
+        assert_eq!(QueueFiles::beside("x.json".into()).lock, Path::new("x.json.lock"));
+    }
+
+    #[test]
+    fn segments_cover_the_file_and_begin_where_lines_do() {
+        let (_directory, files) = queue_of(b"aaaa\nbb\n\ncccccccccccccccc\nd\neeee");
+        let file = File::open(&files.queue).expect("the queue");
+        let size = 32;
+        for threads in 1..20 {
+            let options = ReadOptions { threads: NonZeroUsize::new(threads), min_segment: 1, ..ReadOptions::default() };
+            let segments = segments(&file, size, &options).expect("segments");
+            assert_eq!((segments[0].start, segments[segments.len() - 1].end), (0, size));
+            for pair in segments.windows(2) {
+                assert_eq!(pair[0].end, pair[1].start);
+                assert!([5, 8, 9, 26, 28, 32].contains(&pair[1].start), "{segments:?}");
+            }
+        }
+    }
+}

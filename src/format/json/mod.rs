@@ -4,14 +4,14 @@
 //! (`&str` of the line itself) until somebody needs them: money keeps its digits, and what no field needs is only skipped.
 //! Skipping is strict, iterative, and the reason why this is no general parser: it is where all the time goes.
 
-mod block;
+mod stops;
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Visitor};
 
-use self::block::{BLOCK, Block};
+use self::stops::Stops;
 
 /// Why a text is no JSON.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,6 +55,7 @@ pub(super) struct Members<'a, const N: usize> {
     pub(super) duplicates: bool,
     /// Whether a number anywhere in the object is none of JSON's.
     pub(super) non_finite: bool,
+    has_escapes: bool,
 }
 
 /// One value as it stands in the line.
@@ -84,6 +85,16 @@ impl<'a, const N: usize> Members<'a, N> {
     /// The text of member `index`; `null` is absent.
     pub(super) fn get(&self, index: usize) -> Option<&'a str> {
         self.value(index).map(|value| value.text)
+    }
+
+    /// Member `index`, if it is a string.
+    pub(super) fn string(&self, index: usize) -> Option<Text<'a>> {
+        let json = self.values[index]?.text;
+        if self.has_escapes {
+            return string(json);
+        }
+        let inner = json.strip_prefix('"')?.strip_suffix('"')?;
+        Some(Text { text: Cow::Borrowed(inner), lossy: false })
     }
 }
 
@@ -173,6 +184,7 @@ fn replace_surrogates(bytes: &[u8]) -> String {
 /// A place in a text, moving forward over whole tokens.
 pub(super) struct Cursor<'a> {
     text: &'a str,
+    stops: Stops,
     at: usize,
     /// The bytes that close the containers around this place, as far as they are skipped.
     open: Vec<u8>,
@@ -181,14 +193,15 @@ pub(super) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        let mut cursor = Self { text, at: 0, open: Vec::new(), non_finite: false };
+        let mut cursor = Self { text, stops: Stops::of(text.as_bytes()), at: 0, open: Vec::new(), non_finite: false };
         cursor.skip_space();
         cursor
     }
 
     /// The object here, of which only the members with an index are kept.
     pub(super) fn members<const N: usize>(&mut self, index: fn(&[u8]) -> Option<usize>) -> Step<Members<'a, N>> {
-        let mut members = Members { values: [None; N], duplicates: false, non_finite: false };
+        let has_escapes = self.stops.has_escapes;
+        let mut members = Members { values: [None; N], duplicates: false, non_finite: false, has_escapes };
         self.expect(b'{')?;
         self.skip_space();
         if self.peek() == Some(b'}') {
@@ -197,7 +210,7 @@ impl<'a> Cursor<'a> {
         }
         loop {
             let start = self.at;
-            let has_escapes = self.skip_string()?;
+            self.skip_string()?;
             let key = self.text.get(start..self.at).ok_or(Stop)?;
             let index = if has_escapes {
                 string(key).and_then(|key| index(key.text.as_bytes()))
@@ -237,16 +250,33 @@ impl<'a> Cursor<'a> {
         self.peek() == Some(b'{')
     }
 
-    /// The value here. Iterative, because nesting has no limit but the stack has.
+    /// The value here.
     pub(super) fn value(&mut self) -> Step<Value<'a>> {
         let start = self.at;
-        let (mut part_start, mut longest_part) = (start, 0);
+        let longest_part = match self.peek() {
+            Some(b'{' | b'[') => self.skip_container()?,
+            _ => self.skip_scalar().map(|()| 0)?,
+        };
+        Ok(Value { text: self.text.get(start..self.at).ok_or(Stop)?, longest_part })
+    }
+
+    fn skip_scalar(&mut self) -> Step {
+        match self.peek() {
+            Some(b'"') => self.skip_string(),
+            Some(b'-' | b'0'..=b'9') => self.skip_number(),
+            _ => self.skip_word(),
+        }
+    }
+
+    /// Moves over an object or array and tells the length of its longest part. Iterative, because nesting has no limit but the
+    /// stack has.
+    fn skip_container(&mut self) -> Step<usize> {
+        let (mut part_start, mut longest_part) = (self.at, 0);
         loop {
             if self.open.len() == 1 {
                 part_start = self.at;
             }
             match self.peek() {
-                Some(b'"') => _ = self.skip_string()?,
                 Some(b'{') => {
                     self.at += 1;
                     self.skip_space();
@@ -268,15 +298,11 @@ impl<'a> Cursor<'a> {
                         continue;
                     }
                 }
-                Some(b'-' | b'0'..=b'9') => self.skip_number()?,
-                _ => self.skip_word()?,
+                _ => self.skip_scalar()?,
             }
             // That value may have been the last one of several containers.
             loop {
-                let Some(&close) = self.open.last() else {
-                    let text = self.text.get(start..self.at).ok_or(Stop)?;
-                    return Ok(Value { text, longest_part });
-                };
+                let Some(&close) = self.open.last() else { return Ok(longest_part) };
                 if self.open.len() == 1 {
                     longest_part = longest_part.max(self.at - part_start);
                 }
@@ -320,47 +346,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Moves over a string and tells whether there are escapes in it.
-    fn skip_string(&mut self) -> Step<bool> {
+    fn skip_string(&mut self) -> Step {
         self.expect(b'"')?;
-        let mut has_escapes = false;
-        let mut after_backslash = false;
-        loop {
-            let rest = &self.text.as_bytes()[self.at..];
-            let block = Block::first_of(rest);
-            let special = block.special();
-            // Most blocks hold no backslash, or none before the end of the string.
-            if !after_backslash {
-                if special == 0 {
-                    self.at += BLOCK;
-                    continue;
-                }
-                let first = special.trailing_zeros() as usize;
-                if rest.get(first) == Some(&b'"') {
-                    self.at += first + 1;
-                    return Ok(has_escapes);
-                }
-            }
-            has_escapes = true;
-            let escaped = block.escaped(&mut after_backslash);
-            let end = block.quotes() & !escaped;
-            let inside = end.wrapping_sub(1) & !end;
-            let mut doubtful =
-                (escaped & !block.common_escapes() | special & !block.quotes() & !block.backslashes()) & inside;
-            while doubtful != 0 {
-                let offset = doubtful.trailing_zeros() as usize;
-                if escaped >> offset & 1 == 0 || !is_escape(&rest[offset..]) {
-                    self.at += offset;
-                    return Err(Stop);
-                }
-                doubtful &= doubtful - 1;
-            }
-            if end != 0 {
-                self.at += end.trailing_zeros() as usize + 1;
-                return Ok(true);
-            }
-            self.at += BLOCK;
-        }
+        self.at = self.stops.next(self.at);
+        self.expect(b'"')
     }
 
     fn skip_number(&mut self) -> Step {
@@ -415,7 +404,11 @@ impl<'a> Cursor<'a> {
     }
 
     fn skip_space(&mut self) {
-        while let Some(b' ' | b'\t' | b'\r' | b'\n') = self.peek() {
+        // Nearly always there is none, which one comparison tells.
+        while let Some(byte) = self.peek()
+            && byte <= b' '
+            && matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
+        {
             self.at += 1;
         }
     }
@@ -435,15 +428,6 @@ impl<'a> Cursor<'a> {
 
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
-    }
-}
-
-/// Whether a backslash may stand before `rest`.
-fn is_escape(rest: &[u8]) -> bool {
-    match rest {
-        [b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't', ..] => true,
-        [b'u', digits @ ..] => digits.get(..4).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)),
-        _ => false,
     }
 }
 
