@@ -32,13 +32,11 @@ impl Stops {
     }
 
     fn push(&mut self, block: &Block, text: &[u8], after_backslash: &mut bool) {
-        let backslashes = block.bits(|bytes| bytes.simd_eq(u8x16::splat(b'\\')));
-        let quotes = block.bits(|bytes| bytes.simd_eq(u8x16::splat(b'"')));
-        let controls = block.bits(|bytes| bytes.min(u8x16::splat(0x1f)).simd_eq(bytes));
-        if backslashes == 0 && !*after_backslash {
-            self.bits.push(quotes | controls);
+        if !*after_backslash && !block.any(is_backslash) {
+            self.bits.push(block.bits(|bytes| is_quote(bytes) | is_control(bytes)));
             return;
         }
+        let (backslashes, quotes, controls) = (block.bits(is_backslash), block.bits(is_quote), block.bits(is_control));
         self.has_escapes = true;
         let escaped = escaped(backslashes, after_backslash);
         let start = self.bits.len() * WORD;
@@ -76,18 +74,32 @@ impl Block {
         Self([u8x16::new(parts[0]), u8x16::new(parts[1]), u8x16::new(parts[2]), u8x16::new(parts[3])])
     }
 
+    fn any(&self, is: impl Fn(u8x16) -> u8x16) -> bool {
+        let [a, b, c, d] = self.0.map(is);
+        (a | b | c | d).to_bitmask() != 0
+    }
+
     /// A bit for each byte, the lowest for the first.
     fn bits(&self, is: impl Fn(u8x16) -> u8x16) -> u64 {
         self.0.iter().rev().fold(0, |bits, &part| bits << 16 | u64::from(is(part).to_bitmask()))
     }
 }
 
+fn is_backslash(bytes: u8x16) -> u8x16 {
+    bytes.simd_eq(u8x16::splat(b'\\'))
+}
+
+fn is_quote(bytes: u8x16) -> u8x16 {
+    bytes.simd_eq(u8x16::splat(b'"'))
+}
+
+fn is_control(bytes: u8x16) -> u8x16 {
+    bytes.min(u8x16::splat(0x1f)).simd_eq(bytes)
+}
+
 /// The bytes that nearly every escape sequence consists of.
 fn is_common_escape(bytes: u8x16) -> u8x16 {
-    bytes.simd_eq(u8x16::splat(b'n'))
-        | bytes.simd_eq(u8x16::splat(b'"'))
-        | bytes.simd_eq(u8x16::splat(b'\\'))
-        | bytes.simd_eq(u8x16::splat(b't'))
+    is_quote(bytes) | is_backslash(bytes) | bytes.simd_eq(u8x16::splat(b'n')) | bytes.simd_eq(u8x16::splat(b't'))
 }
 
 /// Whether a backslash may stand before `rest`.
