@@ -270,3 +270,82 @@ fn merge_generations(generations: &mut BTreeMap<u64, u64>, more: &BTreeMap<u64, 
         *known = offset.max(*known);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parameters(roles: &[&str], kinds: &[&str]) -> Parameters {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let now = Timestamp::from_micros(2_000_000_000_000_000);
+        Parameters { now, roles: owned(roles), kinds: owned(kinds), prices: Prices::default() }
+    }
+
+    fn record(role: &str, kind: &str, status: &str) -> String {
+        format!(
+            r#"{{"id":"1","ts":1764400000,"kind":"{kind}","from":"a","to":"{role}","payload":{{}},"status":"{status}"}}"#
+        )
+    }
+
+    fn fold<'a>(lines: impl IntoIterator<Item = &'a String>, parameters: &Parameters) -> Summary {
+        let mut summary = Summary::new(parameters);
+        for line in lines {
+            summary.add(RawLine::Whole(line.as_bytes()), parameters);
+        }
+        summary
+    }
+
+    fn pairs(summary: &Summary) -> Vec<(&str, &str, u64)> {
+        summary.cells().map(|(role, kind, cell)| (role, kind, cell.totals.records)).collect()
+    }
+
+    #[test]
+    fn the_fold_of_two_parts_is_the_fold_of_the_whole() {
+        let parameters = parameters(&[], &[]);
+        let lines: Vec<String> = (0..90)
+            .map(|n| match n % 9 {
+                0 => "{".to_owned(),
+                _ => record(&format!("role-{}", n % 7), &format!("kind-{}", n % 40), "queued"),
+            })
+            .collect();
+        for cut in 0..lines.len() {
+            let (first, second) = lines.split_at(cut);
+            let mut merged = fold(first, &parameters);
+            merged.merge(fold(second, &parameters));
+            assert_eq!(merged, fold(&lines, &parameters), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_part_that_overflowed_says_so() {
+        let parameters = parameters(&[], &[]);
+        let fill = |count| (0..count).map(|n| record(&format!("role-{n}"), "k", "done")).collect::<Vec<_>>();
+        assert!(!fold(&fill(50), &parameters).overflowed());
+        assert!(fold(&fill(51), &parameters).overflowed());
+    }
+
+    #[test]
+    fn configured_names_are_seeded_and_others_are_other() {
+        let lines = [record("a", "k", "done"), record("x", "y", "done")];
+        let seeded = |roles: &[&str], kinds: &[&str]| {
+            let mut summary = fold(&lines, &parameters(roles, kinds));
+            summary.seed();
+            pairs(&summary).iter().map(|(role, kind, records)| format!("{role}/{kind}={records}")).collect::<Vec<_>>()
+        };
+        assert_eq!(seeded(&[], &[]), ["a/k=1", "x/y=1"]);
+        assert_eq!(
+            seeded(&["a", "b"], &["k"]),
+            ["a/k=1", "a/other=0", "b/k=0", "b/other=0", "other/k=0", "other/other=1"]
+        );
+        assert_eq!(seeded(&["b"], &[]), ["b/k=0", "b/y=0", "other/k=1", "other/y=1"]);
+    }
+
+    #[test]
+    fn the_first_malformed_lines_keep_their_numbers() {
+        let lines: Vec<String> = (1..=30).map(|n| if n % 2 == 0 { String::new() } else { "{".to_owned() }).collect();
+        let summary = fold(&lines, &parameters(&[], &[]));
+        let numbers: Vec<u64> = summary.first_malformed.iter().map(|malformed| malformed.line).collect();
+        assert_eq!(numbers, [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
+        assert_eq!((summary.lines, summary.malformed[Reason::NotJson as usize]), (30, 15));
+    }
+}

@@ -104,9 +104,10 @@ fn held_by(path: &Path) -> String {
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
         // "1: FLOCK ADVISORY WRITE 1234 08:01:131090 0 EOF"; who waits has "->" in the second place.
         .filter(|fields| fields.get(1) == Some(&"FLOCK") && fields.get(5).is_some_and(|file| file.ends_with(&inode)))
-        .map(|fields| {
-            let name = fs::read_to_string(format!("/proc/{}/comm", fields[4])).unwrap_or_default();
-            format!("process {} ({})", fields[4], name.trim_end())
+        .map(|fields| match fs::read_to_string(format!("/proc/{}/comm", fields[4])) {
+            Ok(name) => format!("process {} ({})", fields[4], name.trim_end()),
+            // It has ended and left the lock to a child, or lives in another namespace.
+            Err(_) => format!("process {} (gone)", fields[4]),
         })
         .collect();
     if holders.is_empty() { String::new() } else { format!(" by {}", holders.join(", ")) }

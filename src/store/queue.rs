@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::lock::SharedLock;
 use super::{Error, ErrorKind, blob, open_regular};
@@ -123,6 +123,7 @@ impl fmt::Display for Finding {
 /// If the queue can't be read as a whole, or the lock can't be had in time. A blob store that can't be read is no such
 /// error, see [`Reading::blobs`].
 pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) -> Result<Reading, Error> {
+    let start = Instant::now();
     let (mut scan, queue_bytes, generations) = loop {
         let lock = SharedLock::acquire(&files.lock, options.lock_timeout)?;
         let result = Scan::of_queue(files, options, parameters);
@@ -130,6 +131,9 @@ pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) 
             break result?;
         }
         // What was read beside a writer means nothing, and neither does an error met then.
+        if start.elapsed() > options.lock_timeout {
+            return Err(Error::new(ErrorKind::Busy, &files.lock, "was replaced again and again: try again"));
+        }
     };
     scan.summary.seed();
     let blobs = match scan.blob_error {
@@ -174,8 +178,14 @@ impl<'a> Scan<'a> {
         parameters: &'a Parameters,
     ) -> Result<(Self, u64, u64), Error> {
         let Some(file) = open_regular(&files.queue)? else {
+            let directory = directory_of(&files.queue);
+            if !directory.is_dir() {
+                // Not an empty queue: more likely a file system that isn't mounted, or a wrong path.
+                let what = "cannot be read: its directory does not exist: create it or correct --queue";
+                return Err(Error::new(ErrorKind::Io, &files.queue, what));
+            }
             let mut scan = Self::new(files, options, parameters);
-            let generations = scan.add_generations(&directory_of(&files.queue), stem(&files.queue), None)?;
+            let generations = scan.add_generations(&directory, stem(&files.queue), None)?;
             return Ok((scan, 0, generations));
         };
         let failed = |error| Error::io(&files.queue, "cannot be read", error);
