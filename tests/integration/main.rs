@@ -1,1 +1,27 @@
-//! Integration tests.
+//! The tools as their users run them: real processes, real files, real locks, and the real programs around them.
+//!
+//! A tool that a test needs and that is missing is a failure with the name of its package, never a test that is left out.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that panics has failed, and that is all there is to say"
+)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the rules of src/ keep files whole and the environment in one place; tests lay out files and environments"
+)]
+
+mod beside_writers;
+mod end_to_end;
+mod exposition;
+mod failures;
+mod fixtures;
+mod generations;
+mod hostile_labels;
+mod kill_and_inject;
+mod line_numbers;
+mod services;
+mod settings;
+mod test_env;
+mod validator;

@@ -1,0 +1,399 @@
+//! What can go wrong with the files around the exporter, one test each: the exit code, the message, and the file, which says
+//! that the run failed or, if it can't be written, stays as it was.
+
+use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::exposition::{Samples, sum, value};
+use crate::hostile_labels::flood;
+use crate::test_env::{
+    Background, EARLIER_SECONDS, NOW, NOW_SECONDS, Run, TestEnv, in_tests, python, run, small_queue, to_file_under,
+    tool,
+};
+
+/// All that a run that could not read the queue may tell.
+const HEALTH: [&str; 4] = [
+    "handoff_build_info",
+    "handoff_exporter_duration_seconds",
+    "handoff_exporter_last_success_timestamp_seconds",
+    "handoff_exporter_success",
+];
+
+/// A queue that has been exported before.
+fn exported_before() -> TestEnv {
+    let env = TestEnv::new();
+    env.write("queue.jsonl", small_queue());
+    env.run_earlier();
+    env
+}
+
+/// Asserts that the file says that a run failed, and when the last one did not.
+fn assert_says_failed(env: &TestEnv, last_success: f64) -> Samples {
+    let samples = env.assert_only_a_good_file("after a failure");
+    assert!(value(&samples, "handoff_exporter_success", &[]).abs() < 0.5, "it says success");
+    let last = value(&samples, "handoff_exporter_last_success_timestamp_seconds", &[]);
+    assert!((last - last_success).abs() < 1e-6, "the last success was {last_success}, not {last}");
+    samples
+}
+
+/// Asserts the exit code, one message that holds `message`, and a file with nothing but health.
+fn assert_fails(env: &TestEnv, run: &Run, code: i32, message: &str) {
+    assert_message(run, code, message);
+    let samples = assert_says_failed(env, EARLIER_SECONDS);
+    let names: Vec<&str> = samples.keys().map(|series| series.name.as_str()).collect();
+    assert_eq!(names, HEALTH);
+    assert!(run.took < Duration::from_secs(10), "it took {:?}", run.took);
+}
+
+fn assert_message(run: &Run, code: i32, message: &str) {
+    assert_eq!(run.code, Some(code), "{}", run.stderr);
+    let [line] = run.stderr.lines().collect::<Vec<_>>()[..] else { panic!("not one message: {}", run.stderr) };
+    assert!(line.starts_with("handoff-exporter: ") && line.contains(message), "{line:?} doesn't say {message:?}");
+}
+
+/// Asserts that a run that can't write leaves the file as it was.
+fn assert_leaves_the_file(env: &TestEnv, command: &mut Command, message: &str) {
+    let before = fs::read(env.prom()).unwrap();
+    assert_message(&run(command), 74, message);
+    assert!(fs::read(env.prom()).unwrap() == before, "the file has changed");
+    assert_eq!(env.textfile_names(), ["handoff.prom"]);
+}
+
+fn assert_succeeds(env: &TestEnv, run: &Run) -> Samples {
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+    let samples = env.assert_only_a_good_file("after a success");
+    assert!((value(&samples, "handoff_exporter_success", &[]) - 1.0).abs() < 0.5, "it doesn't say success");
+    let last = value(&samples, "handoff_exporter_last_success_timestamp_seconds", &[]);
+    assert!((last - NOW_SECONDS).abs() < 1e-6);
+    samples
+}
+
+fn hold_lock(env: &TestEnv, lock: &str, how: &str) -> (Background, String) {
+    let mut command = env.command(python());
+    Background::spawn_and_wait_for_line(command.arg(in_tests("workers/hold_lock.py")).args([lock, how]))
+}
+
+fn set_mode(env: &TestEnv, name: &str, mode: u32) {
+    fs::set_permissions(env.path(name), Permissions::from_mode(mode)).unwrap();
+}
+
+// The lock.
+
+#[test]
+fn a_lock_held_by_python_is_busy() {
+    let env = exported_before();
+    let (_holder, id) = hold_lock(&env, "queue.lock", "exclusive");
+    let busy = run(env.to_file().args(["--lock-timeout", "300ms"]));
+    assert_fails(&env, &busy, 75, &format!("queue.lock: still locked after 300ms by process {id} (python"));
+    assert!(busy.took >= Duration::from_millis(300), "it gave up after {:?}", busy.took);
+}
+
+#[test]
+fn a_lock_held_by_flock_is_busy_until_it_is_free() {
+    let env = exported_before();
+    let mut flock = env.command(tool("flock", "util-linux"));
+    let (holder, _) =
+        Background::spawn_and_wait_for_line(flock.args(["--no-fork", "queue.lock", "sh", "-c", "echo held; cat"]));
+    let busy = run(env.to_file().args(["--lock-timeout", "100ms"]));
+    assert_fails(&env, &busy, 75, &format!("by process {} (", holder.id()));
+
+    let waiting = thread::scope(|scope| {
+        let waiting = scope.spawn(|| run(env.to_file().args(["--lock-timeout", "60s"])));
+        thread::sleep(Duration::from_millis(500));
+        assert!(!waiting.is_finished(), "it didn't wait");
+        holder.finish();
+        waiting.join().unwrap()
+    });
+    assert!(waiting.took < Duration::from_secs(10), "it noticed after {:?} only", waiting.took);
+    assert_succeeds(&env, &waiting);
+}
+
+#[test]
+fn another_reader_does_not_hinder() {
+    let env = exported_before();
+    let (_holder, _) = hold_lock(&env, "queue.lock", "shared");
+    assert_succeeds(&env, &run(env.to_file().args(["--lock-timeout", "100ms"])));
+}
+
+#[test]
+fn a_lock_file_replaced_while_it_was_held_is_not_the_lock() {
+    let env = exported_before();
+    let (old_holder, _) = hold_lock(&env, "queue.lock", "exclusive");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| run(env.to_file().args(["--lock-timeout", "3s"])));
+        thread::sleep(Duration::from_millis(500));
+        let (new_holder, id) = hold_lock(&env, "new.lock", "exclusive");
+        fs::rename(env.path("new.lock"), env.path("queue.lock")).unwrap();
+        old_holder.finish();
+        // It has the lock that it waited for, but somebody else works under the one that counts now.
+        let run = waiting.join().unwrap();
+        assert_message(&run, 75, &format!("by process {id} ("));
+        assert_says_failed(&env, EARLIER_SECONDS);
+        new_holder.finish();
+    });
+    assert_succeeds(&env, &run(&mut env.to_file()));
+}
+
+#[test]
+fn an_unreadable_lock_file_is_an_error() {
+    let env = exported_before();
+    env.write("queue.lock", "");
+    set_mode(&env, "queue.lock", 0o000);
+    assert_fails(&env, &run(&mut env.to_file_as_ordinary_user()), 74, "queue.lock: cannot be opened");
+}
+
+#[test]
+fn a_reader_makes_no_lock_file() {
+    let env = exported_before();
+    assert_succeeds(&env, &run(&mut env.to_file()));
+    assert!(!env.path("queue.lock").exists());
+}
+
+// The queue.
+
+#[test]
+fn an_unreadable_queue_is_an_error() {
+    let env = exported_before();
+    set_mode(&env, "queue.jsonl", 0o000);
+    assert_fails(
+        &env,
+        &run(&mut env.to_file_as_ordinary_user()),
+        74,
+        "queue.jsonl: cannot be opened: Permission denied",
+    );
+}
+
+#[test]
+fn a_directory_is_no_queue() {
+    let env = exported_before();
+    fs::remove_file(env.path("queue.jsonl")).unwrap();
+    fs::create_dir(env.path("queue.jsonl")).unwrap();
+    assert_fails(&env, &run(&mut env.to_file()), 74, "queue.jsonl: cannot be opened: it is a directory");
+}
+
+#[test]
+fn a_fifo_is_no_queue_and_does_not_hang() {
+    let env = exported_before();
+    fs::remove_file(env.path("queue.jsonl")).unwrap();
+    assert_eq!(run(env.command(tool("mkfifo", "coreutils")).arg("queue.jsonl")).code, Some(0));
+    assert_fails(&env, &run(&mut env.to_file()), 74, "queue.jsonl: cannot be opened: it is not a regular file");
+}
+
+#[test]
+fn a_dangling_link_is_no_empty_queue() {
+    let env = exported_before();
+    fs::remove_file(env.path("queue.jsonl")).unwrap();
+    symlink("moved-away.jsonl", env.path("queue.jsonl")).unwrap();
+    assert_fails(&env, &run(&mut env.to_file()), 74, "queue.jsonl: cannot be opened: it is a symbolic link");
+}
+
+#[test]
+fn a_queue_behind_a_link_is_read() {
+    let env = exported_before();
+    fs::create_dir(env.path("real")).unwrap();
+    fs::rename(env.path("queue.jsonl"), env.path("real/queue.jsonl")).unwrap();
+    symlink("real/queue.jsonl", env.path("queue.jsonl")).unwrap();
+    let samples = assert_succeeds(&env, &run(&mut env.to_file()));
+    assert!((sum(&samples, "handoff_queue_records", &[]) - 3.0).abs() < 0.5);
+}
+
+#[test]
+fn a_missing_queue_is_an_empty_one() {
+    let env = exported_before();
+    fs::remove_file(env.path("queue.jsonl")).unwrap();
+    let samples = assert_succeeds(&env, &run(&mut env.to_file()));
+    assert!(value(&samples, "handoff_queue_bytes", &[]).abs() < 0.5);
+    assert!(sum(&samples, "handoff_queue_records", &[]).abs() < 0.5);
+    let seeded = run(env.to_file().args(["--roles", "researcher", "--kinds", "classify"]));
+    let samples = assert_succeeds(&env, &seeded);
+    let labels = [("role", "researcher"), ("kind", "classify"), ("status", "queued")];
+    assert!(value(&samples, "handoff_queue_records", &labels).abs() < 0.5);
+}
+
+#[test]
+fn a_missing_directory_is_no_empty_queue() {
+    let env = exported_before();
+    let mut command = env.bare_exporter();
+    command.args(["--queue", "unmounted/queue.jsonl", "--textfile-dir", "textfile", "--now", NOW]);
+    assert_fails(&env, &run(&mut command), 74, "unmounted/queue.jsonl: cannot be read: its directory does not exist");
+}
+
+#[test]
+fn an_unreadable_blob_store_hides_only_itself() {
+    let env = exported_before();
+    fs::create_dir(env.path("blob")).unwrap();
+    set_mode(&env, "blob", 0o000);
+    let run = run(&mut env.to_file_as_ordinary_user());
+    assert_message(&run, 74, "blob: cannot be read");
+    let samples = assert_says_failed(&env, EARLIER_SECONDS);
+    assert!((sum(&samples, "handoff_queue_records", &[]) - 3.0).abs() < 0.5);
+    assert!(samples.keys().all(|series| !series.name.starts_with("handoff_blob")), "blobs that nobody could count");
+    // So that the temporary directory can be removed by an ordinary user.
+    set_mode(&env, "blob", 0o755);
+}
+
+#[test]
+fn a_failure_after_a_failure_keeps_the_time_of_the_last_success() {
+    let env = exported_before();
+    let queue = fs::read(env.path("queue.jsonl")).unwrap();
+    fs::remove_file(env.path("queue.jsonl")).unwrap();
+    fs::create_dir(env.path("queue.jsonl")).unwrap();
+    for _ in 0..3 {
+        assert_fails(&env, &run(&mut env.to_file()), 74, "queue.jsonl");
+    }
+    fs::remove_dir(env.path("queue.jsonl")).unwrap();
+    env.write("queue.jsonl", queue);
+    assert_succeeds(&env, &run(&mut env.to_file()));
+}
+
+#[test]
+fn a_first_run_that_fails_says_that_none_succeeded() {
+    let env = TestEnv::new();
+    fs::create_dir(env.path("queue.jsonl")).unwrap();
+    assert_message(&run(&mut env.to_file()), 74, "queue.jsonl");
+    assert_says_failed(&env, 0.0);
+}
+
+#[test]
+fn a_damaged_file_of_an_earlier_run_is_replaced() {
+    let env = exported_before();
+    for damaged in [&b""[..], b"\xff\xfe\0", b"handoff_exporter_last_success_timestamp_seconds NaN\n"] {
+        fs::write(env.prom(), damaged).unwrap();
+        assert_message(&run(env.to_file().args(["--prices", "missing.json"])), 74, "missing.json");
+        assert_says_failed(&env, 0.0);
+        assert_succeeds(&env, &run(&mut env.to_file()));
+    }
+}
+
+// Prices.
+
+#[test]
+fn a_price_map_that_is_none_is_bad_data() {
+    let env = exported_before();
+    for bad in ["{", "[]", "", "{\"m\":{\"input_cost_per_token\":"] {
+        env.write("prices.json", bad);
+        assert_fails(&env, &run(env.to_file().args(["--prices", "prices.json"])), 65, "prices.json");
+    }
+}
+
+#[test]
+fn a_missing_price_map_is_an_error() {
+    let env = exported_before();
+    assert_fails(
+        &env,
+        &run(env.to_file().args(["--prices", "prices.json"])),
+        74,
+        "prices.json: the price map cannot be read",
+    );
+}
+
+// The output.
+
+#[test]
+fn a_missing_textfile_directory_is_an_error_and_not_made() {
+    let env = TestEnv::new();
+    env.write("queue.jsonl", small_queue());
+    fs::remove_dir(env.textfile_dir()).unwrap();
+    assert_message(&run(&mut env.to_file()), 74, "textfile: is not a directory");
+    assert!(!env.textfile_dir().exists());
+}
+
+#[test]
+fn a_read_only_textfile_directory_is_an_error() {
+    let env = exported_before();
+    set_mode(&env, "textfile", 0o555);
+    assert_leaves_the_file(&env, &mut env.to_file_as_ordinary_user(), "handoff.prom: cannot be written");
+    set_mode(&env, "textfile", 0o755);
+}
+
+#[test]
+fn a_directory_in_the_place_of_the_file_is_an_error() {
+    let env = TestEnv::new();
+    env.write("queue.jsonl", small_queue());
+    fs::create_dir(env.prom()).unwrap();
+    assert_message(&run(&mut env.to_file()), 74, "handoff.prom: cannot be replaced");
+    assert_eq!(env.textfile_names(), ["handoff.prom"]);
+}
+
+#[test]
+fn a_full_disk_leaves_the_file_and_nothing_else() {
+    let env = exported_before();
+    fs::rename(env.prom(), env.path("before.prom")).unwrap();
+    // In a mount namespace of its own, so that no mount outlives the test.
+    let script = "
+        set -e
+        mount -t tmpfs -o size=64k,mode=755 tmpfs textfile
+        cp before.prom textfile/handoff.prom
+        if cat /dev/zero >textfile/fill 2>/dev/null; then exit 90; fi
+        code=0
+        \"$@\" || code=$?
+        ls -A textfile
+        cmp before.prom textfile/handoff.prom || exit 91
+        rm textfile/fill
+        \"$@\" || exit 92
+        ls -A textfile
+        stat -c %a textfile/handoff.prom
+        exit $code";
+    let mut unshare = env.command(tool("unshare", "util-linux"));
+    unshare.args(["--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+    let run = run(&mut to_file_under(unshare));
+    assert_message(&run, 74, "handoff.prom: cannot be written: No space left on device");
+    assert_eq!(String::from_utf8_lossy(&run.stdout), "fill\nhandoff.prom\nhandoff.prom\n644\n");
+}
+
+#[test]
+fn a_full_device_as_standard_output_is_an_error() {
+    let env = exported_before();
+    let mut command = env.to_stdout();
+    command.stdout(File::options().write(true).open("/dev/full").unwrap()).stderr(Stdio::piped());
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(74), "{stderr}");
+    assert!(stderr.starts_with("handoff-exporter: standard output: cannot be written: No space"), "{stderr}");
+}
+
+#[test]
+fn who_reads_only_the_first_line_has_got_what_they_wanted() {
+    let env = TestEnv::new();
+    // Far more than fits in a pipe.
+    env.write("queue.jsonl", flood());
+    for lines in [0, 1] {
+        let mut child = env.to_stdout().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        for _ in 0..lines {
+            stdout.read_line(&mut line).unwrap();
+            assert!(line.starts_with("# HELP "), "{line}");
+        }
+        drop(stdout);
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!((status.code(), stderr.as_str()), (Some(0), ""), "after {lines} lines");
+    }
+}
+
+#[test]
+fn a_closed_standard_error_changes_nothing() {
+    let env = exported_before();
+    let mut sh = env.command(tool("sh", "dash"));
+    sh.args(["-c", "exec \"$@\" 2>&-", "sh"]);
+    let run = run(to_file_under(sh).args(["--prices", "missing.json"]));
+    assert_eq!((run.code, run.stderr.as_str()), (Some(74), ""));
+    assert_says_failed(&env, EARLIER_SECONDS);
+}
+
+#[test]
+fn anyone_may_read_the_file_whatever_the_umask() {
+    for umask in ["000", "022", "077", "777"] {
+        let env = exported_before();
+        set_mode(&env, "textfile/handoff.prom", 0o600);
+        let mut sh = env.command(tool("sh", "dash"));
+        sh.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]);
+        assert_succeeds(&env, &run(&mut to_file_under(sh)));
+    }
+}

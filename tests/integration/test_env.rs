@@ -1,0 +1,308 @@
+//! A directory of its own for each test, and programs run in it.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::exposition::{Samples, parse};
+use crate::validator::assert_valid;
+
+/// The present time of most tests, as `--now` takes it.
+pub(crate) const NOW: &str = "2026-11-29T12:00:00Z";
+/// The same in seconds since the epoch.
+pub(crate) const NOW_SECONDS: f64 = 1_795_953_600.0;
+/// When the run before took place, in tests that have one.
+pub(crate) const EARLIER: &str = "2026-11-29T11:59:45Z";
+/// The same in seconds since the epoch.
+pub(crate) const EARLIER_SECONDS: f64 = 1_795_953_585.0;
+
+const EXPORTER: &str = env!("CARGO_BIN_EXE_handoff-exporter");
+/// No run takes this long unless it hangs.
+const HANG: Duration = Duration::from_secs(120);
+/// Debian's `nobody` and `nogroup`.
+const NOBODY: u32 = 65534;
+
+/// A temporary directory with room for a queue and a textfile directory, and the commands that use them.
+pub(crate) struct TestEnv {
+    directory: TempDir,
+}
+
+impl TestEnv {
+    pub(crate) fn new() -> Self {
+        let directory = TempDir::with_prefix("handoff-test-").unwrap();
+        // Tests that drop their privileges must get in.
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+        let env = Self { directory };
+        fs::create_dir(env.textfile_dir()).unwrap();
+        env
+    }
+
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn textfile_dir(&self) -> PathBuf {
+        self.path("textfile")
+    }
+
+    /// The exporter's output.
+    pub(crate) fn prom(&self) -> PathBuf {
+        self.path("textfile/handoff.prom")
+    }
+
+    pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
+        fs::write(self.path(name), contents).unwrap();
+    }
+
+    /// A command that runs in the directory, without the settings of whoever runs the tests.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.directory.path()).stdin(Stdio::null()).env_remove("JOURNAL_STREAM");
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("HANDOFF_") {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+
+    /// The exporter without arguments.
+    pub(crate) fn bare_exporter(&self) -> Command {
+        self.command(EXPORTER)
+    }
+
+    /// The exporter on `queue.jsonl`.
+    pub(crate) fn exporter(&self) -> Command {
+        let mut command = self.bare_exporter();
+        command.args(["--queue", "queue.jsonl"]);
+        command
+    }
+
+    pub(crate) fn to_stdout(&self) -> Command {
+        let mut command = self.exporter();
+        command.args(["--stdout", "--now", NOW]);
+        command
+    }
+
+    pub(crate) fn to_file(&self) -> Command {
+        let mut command = self.exporter();
+        command.args(["--textfile-dir", "textfile", "--now", NOW]);
+        command
+    }
+
+    /// [`TestEnv::to_file`] as an ordinary user, for whom permissions count.
+    ///
+    /// If root runs the tests, that is `nobody`, who then owns everything in the directory, and the
+    /// exporter is a copy that lies where `nobody` can reach it.
+    pub(crate) fn to_file_as_ordinary_user(&self) -> Command {
+        if !is_root() {
+            return self.to_file();
+        }
+        let copy = self.path("handoff-exporter");
+        if !copy.exists() {
+            fs::copy(EXPORTER, &copy).unwrap();
+            fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
+        }
+        for entry in walkdir::WalkDir::new(self.directory.path()) {
+            chown(entry.unwrap().path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        let mut command = self.command(tool("setpriv", "util-linux"));
+        command
+            .args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()])
+            .arg(copy)
+            .args(["--queue", "queue.jsonl", "--textfile-dir", "textfile", "--now", NOW]);
+        command
+    }
+
+    /// Runs the exporter, which must succeed, and reads what it wrote to standard output.
+    pub(crate) fn samples(&self) -> Samples {
+        let run = run(&mut self.to_stdout());
+        assert_eq!(run.code, Some(0), "{}", run.stderr);
+        run.samples()
+    }
+
+    /// Lays the output of an earlier, successful run.
+    pub(crate) fn run_earlier(&self) {
+        let run = run(self.exporter().args(["--textfile-dir", "textfile", "--now", EARLIER]));
+        assert_eq!(run.code, Some(0), "{}", run.stderr);
+    }
+
+    /// The names in the textfile directory.
+    pub(crate) fn textfile_names(&self) -> Vec<String> {
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<_> = fs::read_dir(self.textfile_dir()).unwrap().map(name).collect();
+        names.sort();
+        names
+    }
+
+    /// Asserts that the textfile directory holds one file, that anyone can read it, and that it would be accepted.
+    pub(crate) fn assert_only_a_good_file(&self, context: &str) -> Samples {
+        assert_eq!(self.textfile_names(), ["handoff.prom"], "{context}");
+        assert_eq!(mode(&self.prom()), 0o644, "{context}");
+        let contents = fs::read(self.prom()).unwrap();
+        assert_valid(&contents, context);
+        parse(&contents)
+    }
+}
+
+/// [`TestEnv::to_file`] run by `program`, which takes a command as its last arguments.
+pub(crate) fn to_file_under(mut program: Command) -> Command {
+    program.arg(EXPORTER).args(["--queue", "queue.jsonl", "--textfile-dir", "textfile", "--now", NOW]);
+    program
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+/// How a program ended and what it said.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// The exit code, unless a signal ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+    pub(crate) took: Duration,
+}
+
+impl Run {
+    /// Standard output as metrics, which must be ones that node_exporter accepts.
+    pub(crate) fn samples(&self) -> Samples {
+        assert_valid(&self.stdout, "standard output");
+        parse(&self.stdout)
+    }
+}
+
+/// Runs a command to its end. One that hangs is killed and fails the test.
+pub(crate) fn run(command: &mut Command) -> Run {
+    let started = Instant::now();
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
+    let (sender, receiver) = mpsc::channel();
+    let stdout = read_in_background(child.stdout.take().unwrap(), sender.clone());
+    let stderr = read_in_background(child.stderr.take().unwrap(), sender);
+    for _ in 0..2 {
+        if receiver.recv_timeout(HANG.saturating_sub(started.elapsed())).is_err() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{command:?} hangs");
+        }
+    }
+    let status = child.wait().unwrap();
+    Run {
+        code: status.code(),
+        signal: status.signal(),
+        stdout: stdout.join().unwrap(),
+        stderr: String::from_utf8(stderr.join().unwrap()).expect("messages are UTF-8"),
+        took: started.elapsed(),
+    }
+}
+
+fn read_in_background(mut pipe: impl Read + Send + 'static, done: mpsc::Sender<()>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut contents = Vec::new();
+        pipe.read_to_end(&mut contents).unwrap();
+        // The receiver may have given up on us.
+        let _ = done.send(());
+        contents
+    })
+}
+
+/// A program in the background, killed at the end of the test whatever happens.
+pub(crate) struct Background {
+    child: Child,
+}
+
+impl Background {
+    /// Starts a program whose standard input is a pipe from us; it should end at the end of that.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let child = command
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
+        Self { child }
+    }
+
+    /// Starts a program and waits for its first line of output.
+    pub(crate) fn spawn_and_wait_for_line(command: &mut Command) -> (Self, String) {
+        let mut background = Self::spawn(command.stdout(Stdio::piped()));
+        let mut line = String::new();
+        BufReader::new(background.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.ends_with('\n'), "{command:?} said nothing");
+        line.pop();
+        (background, line)
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Closes the program's standard input and waits for its end, which must be a good one.
+    pub(crate) fn finish(mut self) {
+        drop(self.child.stdin.take());
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "a program in the background failed: {status}");
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// A program that the tests need, found in `PATH`.
+pub(crate) fn tool(name: &str, package: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|candidate| candidate.is_file())
+        .unwrap_or_else(|| panic!("this test needs `{name}`, which Debian has in the package {package}"))
+}
+
+pub(crate) fn python() -> PathBuf {
+    tool("python3", "python3")
+}
+
+/// A file or directory of the repository's `tests/`.
+pub(crate) fn in_tests(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
+    assert!(path.exists(), "{} is missing", path.display());
+    path
+}
+
+/// The permission bits of a file.
+pub(crate) fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+/// One line of a queue.
+pub(crate) fn record(id: &str, to: &str, status: &str) -> String {
+    format!(
+        r#"{{"id":"{id}","ts":1795950000,"kind":"classify","from":"triage","to":"{to}","payload":{{}},"status":"{status}"}}"#
+    ) + "\n"
+}
+
+/// A small queue: three records, two of them queued.
+pub(crate) fn small_queue() -> String {
+    record("a", "researcher", "queued") + &record("b", "researcher", "done") + &record("c", "patcher", "queued")
+}
