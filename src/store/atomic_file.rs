@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tempfile::{Builder, NamedTempFile};
 
-use super::Error;
+use super::{Error, uninterrupted};
 
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
@@ -48,7 +48,7 @@ fn create_temporary(directory: &Path, prefix: &str) -> io::Result<NamedTempFile>
     let prefix = format!("{prefix}{}.", std::process::id());
     loop {
         let file = Builder::new().prefix(&prefix).suffix(TEMPORARY_SUFFIX).tempfile_in(directory)?;
-        fs2::FileExt::lock_exclusive(file.as_file())?;
+        uninterrupted(|| fs2::FileExt::lock_exclusive(file.as_file()))?;
         // Another run may have taken it for abandoned before it was locked.
         if file.as_file().metadata()?.nlink() > 0 {
             return Ok(file);

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Error, ErrorKind, open_regular};
+use super::{Error, ErrorKind, open_regular, uninterrupted};
 
 /// A shared `flock(2)` on the lock file, or the knowledge that there is none.
 ///
@@ -55,7 +55,7 @@ impl SharedLock {
 /// Locks `file`; `None` if that takes longer than `timeout`.
 fn lock_shared(file: File, path: &Path, timeout: Duration) -> Result<Option<File>, Error> {
     let failed = |error| Error::io(path, "cannot be locked", error);
-    match fs2::FileExt::try_lock_shared(&file) {
+    match uninterrupted(|| fs2::FileExt::try_lock_shared(&file)) {
         Ok(()) => return Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
         Err(error) => return Err(failed(error)),
@@ -64,12 +64,7 @@ fn lock_shared(file: File, path: &Path, timeout: Duration) -> Result<Option<File
     // that is still waiting when the time is up unlocks as soon as it gets the lock.
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        let locked = loop {
-            match fs2::FileExt::lock_shared(&file) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => break result,
-            }
-        };
+        let locked = uninterrupted(|| fs2::FileExt::lock_shared(&file));
         // Nobody listens any more after the time-out; the file is then closed here.
         drop(sender.send(locked.map(|()| file)));
     });

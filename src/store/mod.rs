@@ -40,3 +40,13 @@ pub(crate) fn open_regular(path: &Path) -> Result<Option<File>, Error> {
         Err(error) => Err(Error::io(path, "cannot be opened", error)),
     }
 }
+
+/// Calls `operation` until no signal interrupts it.
+pub(crate) fn uninterrupted<T>(mut operation: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match operation() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::lock::SharedLock;
-use super::{Error, ErrorKind, blob, open_regular};
+use super::{Error, ErrorKind, blob, open_regular, uninterrupted};
 use crate::format::blob::References;
 use crate::format::lines::{LineSplitter, RawLine};
 use crate::format::summary::{MalformedLine, Parameters, Summary};
@@ -54,11 +54,14 @@ pub struct ReadOptions {
     pub max_line: usize,
     /// How many bytes are read at once.
     pub buffer: usize,
-    /// The largest number of threads; by default as many as there are processors.
+    /// How many threads to use at most; by default as many as there are processors, but not more than [`MAX_THREADS`].
     pub threads: Option<NonZeroUsize>,
     /// How many bytes a thread must have to do to be worth starting.
     pub min_segment: u64,
 }
+
+/// More threads than this would take more memory than the tools may, and the page cache doesn't feed many more.
+pub const MAX_THREADS: usize = 4;
 
 impl Default for ReadOptions {
     fn default() -> Self {
@@ -132,7 +135,7 @@ pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) 
         }
         // What was read beside a writer means nothing, and neither does an error met then.
         if start.elapsed() > options.lock_timeout {
-            return Err(Error::new(ErrorKind::Busy, &files.lock, "was replaced again and again: try again"));
+            return Err(Error::new(ErrorKind::Busy, &files.lock, "was replaced while the queue was read: try again"));
         }
     };
     scan.summary.seed();
@@ -359,7 +362,7 @@ fn segments(file: &File, size: u64, options: &ReadOptions) -> io::Result<Vec<Ran
     let threads = match options.threads {
         _ if worth_starting < 2 => 1,
         Some(threads) => threads.get(),
-        None => thread::available_parallelism().map_or(1, NonZeroUsize::get),
+        None => thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_THREADS),
     };
     let count = worth_starting.min(threads as u64);
     let mut starts = vec![0];
@@ -405,16 +408,13 @@ fn for_each_chunk(
     let mut offset = range.start;
     while offset < range.end {
         let wanted = usize::try_from(range.end - offset).unwrap_or(usize::MAX).min(memory.len());
-        match file.read_at(&mut memory[..wanted], offset) {
-            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it became shorter while it was read")),
-            Ok(read) => {
-                offset += read as u64;
-                if !sink(&memory[..read]) {
-                    break;
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        let read = uninterrupted(|| file.read_at(&mut memory[..wanted], offset))?;
+        if read == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it became shorter while it was read"));
+        }
+        offset += read as u64;
+        if !sink(&memory[..read]) {
+            break;
         }
     }
     Ok(())
