@@ -35,7 +35,8 @@ PRICES = {
     "cache_creation": "cache_creation_input_token_cost",
 }
 OVERSIZED = 8192
-FIELDS = {"id", "ts", "kind", "from", "to", "payload", "status", "protocol_version", "started_ts", "finished_ts", "nacks", "spend"}
+FIELDS = {"id", "ts", "kind", "from", "to", "payload", "status", "protocol_version", "started_ts", "finished_ts", "nacks", "spend",
+          "run_id", "correlation_id", "parent", "owner", "result"}
 MAX_VALUES = 50
 MAX_LABEL = 128
 
@@ -229,10 +230,10 @@ def usable_cost(raw):
 
 def whole(raw, top):
     """An integer literal from 0 to top, or None."""
-    if not re.fullmatch(rb"-?(?:0|[1-9][0-9]*)", raw) or len(raw) > 25:
+    if not re.fullmatch(rb"0|[1-9][0-9]*", raw) or len(raw) > 25:
         return None
     value = int(raw)
-    return value if 0 <= value <= top else None
+    return value if value <= top else None
 
 
 def micros_of_number(raw):
@@ -292,12 +293,12 @@ class Values:
     """The values of one label: the configured ones, else the first 50 that appear, and `other`."""
 
     def __init__(self, configured=None):
-        self.configured = None if configured is None else list(dict.fromkeys(clean(v) for v in configured))
+        self.configured = None if configured is None else [v for v in dict.fromkeys(clean(v) for v in configured) if v != "other"]
         self.known = dict.fromkeys(self.configured or ())
 
     def label(self, raw):
         value = clean(raw)
-        if len(value.encode("utf-8")) > MAX_LABEL:
+        if len(value.encode("utf-8")) > MAX_LABEL or value == "other":
             return "other"
         if value in self.known:
             return value
@@ -382,14 +383,14 @@ class PriceMap:
         """The price of one token in units, or None."""
         best, found = -1, None
         for name, node in model.value.items():
-            if node.kind != "number" or not name.startswith(PRICES[token_type]):
+            if node.kind == "null" or not name.startswith(PRICES[token_type]):
                 continue
             rest = name[len(PRICES[token_type]) :]
             tier = re.fullmatch(r"_above_([0-9]+)k_tokens", rest)
             if rest and not (tier and context > int(tier[1]) * 1000):
                 continue
-            value = usable_cost(self.doc.number(node))
-            if value is not None and (int(tier[1]) if tier else 0) > best:
+            value = usable_cost(self.doc.number(node)) if node.kind == "number" else None
+            if (int(tier[1]) if tier else 0) > best:
                 best, found = (int(tier[1]) if tier else 0), value
         return found
 
@@ -447,13 +448,13 @@ def spend_of(doc, node, prices):
     for at, entry in enumerate(entries):
         if entry.kind == "object":
             name = string_or_none(doc, present(entry, "id"))
-            if name is not None:
+            if name:
                 last[name] = at
     total, unpriced, used = 0, False, []
     for at, entry in enumerate(entries):
         if entry.kind == "object":
             name = string_or_none(doc, present(entry, "id"))
-            if name is not None and last[name] != at:
+            if name and last[name] != at:
                 continue
             tokens = Tokens(doc, entry)
             used.append((string_or_none(doc, present(entry, "model")), tokens))
@@ -618,6 +619,11 @@ def ledger_of(doc):
 REFERENCE = re.compile(rb"blob/([0-9a-f]{2})/(\1[0-9a-f]{62})(?![0-9a-f])")
 
 
+def doubtful(doc):
+    lone = any(decode(doc.number(doc.root.value[name]))[1] for name in ("id", "kind", "from", "to", "status"))
+    return doc.nonfinite or bool(doc.duplicates & FIELDS) or lone
+
+
 class Count:
     """Everything that the exporter shows, added up line by line."""
 
@@ -647,17 +653,21 @@ class Count:
     def model(self, raw):
         return self.models.label(raw) if raw else "unknown"
 
-    def line(self, line, number):
-        for digest in set(REFERENCE.findall(line)):
+    def references(self, data):
+        for digest in REFERENCE.findall(data):
             aa, name = (part.decode("ascii") for part in digest)
             if not is_regular(os.path.join(self.blob_dir, aa, name)):
                 self.missing += 1
+
+    def line(self, line, number):
         if is_blank(line):
             return
         try:
             doc = envelope(line, self.max_line)
             values = doc.root.value
             if doc.text(values["kind"]) == "ledger" and doc.text(values["status"]) == "ledger":
+                if doubtful(doc):
+                    raise Malformed("not_an_envelope")
                 self.ledger(ledger_of(doc))
             else:
                 self.record(doc)
@@ -690,8 +700,7 @@ class Count:
         cell = self.pair(role, kind)
         status = doc.text(root.value["status"])
         status = status if status in STATUSES else "other"
-        lone = any(decode(doc.number(root.value[name]))[1] for name in ("id", "kind", "from", "to", "status"))
-        doubt = doc.nonfinite or bool(doc.duplicates & FIELDS) or lone
+        doubt = doubtful(doc)
 
         cell["records"] += 1
         cell["status"][status] = cell["status"].get(status, 0) + 1
@@ -761,6 +770,7 @@ def count_queue(path, count):
     """Counts the queue and its late lines; returns (bytes of the queue, generations not yet drained)."""
     folder, name = os.path.split(os.path.abspath(path))
     data, status = read(path)
+    count.references(data)
     for number, line in enumerate(whole_lines(data), 1):
         count.line(line, number)
     prefix = stem(name) + ".gen."
@@ -776,6 +786,7 @@ def count_queue(path, count):
             undrained += 1
             offset = count.generations[n]
             before = earlier.count(b"\n", 0, offset)
+            count.references(earlier[offset:])
             for number, line in enumerate(whole_lines(earlier[offset:]), before + 1):
                 count.line(line, f"gen.{n}:{number}")
         elif status is None or (inode.st_dev, inode.st_ino) != (status.st_dev, status.st_ino):

@@ -1,7 +1,6 @@
 //! `handoff-exporter`: reads the queue and writes `handoff.prom`.
 
-use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -18,12 +17,16 @@ use crate::format::summary::Parameters;
 use crate::format::time::Timestamp;
 use crate::metrics::{self, Health};
 use crate::store::queue::{self, Reading};
-use crate::store::{Error, ErrorKind, atomic_file, open_regular};
+use crate::store::{Error, ErrorKind, atomic_file, read_regular};
 
 /// The file in the textfile directory.
 const FILE_NAME: &str = "handoff.prom";
-/// No output of the exporter is larger; somebody else's file may be.
-const MAX_OUTPUT: u64 = 64 * 1024 * 1024;
+/// The time of the last success when there was none.
+const NEVER: f64 = 0.0;
+/// LiteLLM's price map has a good megabyte.
+const MAX_PRICES: u64 = 64 * 1024 * 1024;
+/// The output of a run has a few megabytes at most.
+const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
 
 /// Read the handoff queue and write its metrics for node_exporter's textfile collector
 ///
@@ -66,7 +69,7 @@ Exit codes:
    2  wrong usage
   65  the price map makes no sense
   74  a file can't be read or written
-  75  the lock is busy: try again
+  75  the lock is busy, or the queue was rewritten without it: try again
 After 65, 74 and 75 the metrics say handoff_exporter_success 0, if they could be written.";
 
 /// Runs the tool.
@@ -121,7 +124,7 @@ fn run(arguments: &Arguments) -> Exit {
     }
 
     let success = exit == Exit::Done;
-    let last_success = if success { now.as_seconds() } else { last_success(arguments, &messages) };
+    let last_success = if success { Some(now.as_seconds()) } else { last_success(arguments, &messages) };
     let health = Health { success, last_success, duration: start.elapsed().as_secs_f64() };
     let written = metrics::render(reading.as_ref().ok(), health)
         .map_err(|error| {
@@ -152,34 +155,28 @@ fn read(arguments: &Arguments, now: Timestamp) -> Result<Reading, Error> {
     };
     let parameters = Parameters { now, roles: arguments.roles.clone(), kinds: arguments.kinds.clone(), prices };
     let files = arguments.common.files(arguments.blob_dir.clone());
-    queue::read(&files, &arguments.common.read_options(), &parameters)
+    let mut reading = queue::read(&files, &arguments.common.read_options(), &parameters)?;
+    reading.summary.seed();
+    Ok(reading)
 }
 
 fn read_prices(path: &Path) -> Result<Prices, Error> {
-    let json = fs::read(path).map_err(|error| Error::io(path, "the price map cannot be read", error))?;
+    let json = read_regular(path, MAX_PRICES)?;
+    let json = json.ok_or_else(|| Error::new(ErrorKind::Io, path, "the price map does not exist: correct the path"))?;
     Prices::parse(&json).map_err(|error| Error::new(ErrorKind::BadData, path, error.to_string()))
 }
 
-/// When the exporter last succeeded, as its last output says.
-fn last_success(arguments: &Arguments, messages: &Messages) -> f64 {
+/// When the exporter last succeeded, as its last output says; `None` if there is no telling.
+fn last_success(arguments: &Arguments, messages: &Messages) -> Option<f64> {
     if arguments.stdout {
-        return 0.0;
+        return None;
     }
-    let path = arguments.textfile_dir.join(FILE_NAME);
-    let read = || -> Result<String, Error> {
-        let mut text = Vec::new();
-        if let Some(file) = open_regular(&path)? {
-            file.take(MAX_OUTPUT)
-                .read_to_end(&mut text)
-                .map_err(|error| Error::io(&path, "cannot be read for the time of the last success", error))?;
-        }
-        Ok(String::from_utf8_lossy(&text).into_owned())
-    };
-    read()
-        .inspect_err(|error| messages.warning(error))
-        .ok()
-        .and_then(|text| metrics::sample(&text, metrics::LAST_SUCCESS))
-        .unwrap_or(0.0)
+    let text = read_regular(&arguments.textfile_dir.join(FILE_NAME), MAX_OUTPUT).unwrap_or_else(|error| {
+        messages.warning(error);
+        None
+    });
+    let text = String::from_utf8_lossy(text.as_deref().unwrap_or_default());
+    Some(metrics::previous_value(&text, metrics::LAST_SUCCESS).unwrap_or(NEVER))
 }
 
 /// Puts the metrics where they are wanted.

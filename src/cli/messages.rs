@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 #[derive(Debug)]
 pub(super) struct Messages {
     program: &'static str,
-    most: Level,
+    max_level: Level,
     /// Whether the journal reads standard error and understands priorities.
     journal: bool,
 }
@@ -24,8 +24,8 @@ pub(super) enum Level {
 }
 
 impl Messages {
-    pub(super) fn new(program: &'static str, most: Level) -> Self {
-        Self { program, most, journal: standard_error_is_the_journal() }
+    pub(super) fn new(program: &'static str, max_level: Level) -> Self {
+        Self { program, max_level, journal: standard_error_is_the_journal() }
     }
 
     pub(super) fn error(&self, message: impl Display) {
@@ -41,7 +41,7 @@ impl Messages {
     }
 
     fn print(&self, level: Level, message: &dyn Display) {
-        if level > self.most {
+        if level > self.max_level {
             return;
         }
         let priority = if self.journal { format!("<{}>", level as u8) } else { String::new() };

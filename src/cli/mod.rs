@@ -1,6 +1,6 @@
 //! The command lines: arguments, messages and exit codes.
 //!
-//! *Architecture invariant:* this layer alone reads the clock and the environment, prints, and decides on exit codes.
+//! *Architecture invariant:* this layer alone reads the time of day and the environment, prints, and decides on exit codes.
 
 mod args;
 mod exit;

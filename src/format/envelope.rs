@@ -150,14 +150,11 @@ impl Reason {
     }
 }
 
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-
 /// Reads one line, without its `\n`.
 ///
 /// # Errors
 /// Says why the line is malformed.
 pub fn parse(line: &[u8]) -> Result<Line<'_>, Malformed> {
-    let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
     let text = simdutf8::compat::from_utf8(line).map_err(|error| {
         Malformed::new(Reason::NotUtf8, format!("invalid UTF-8 at byte {}", error.valid_up_to() + 1))
     })?;
@@ -172,6 +169,7 @@ pub fn parse(line: &[u8]) -> Result<Line<'_>, Malformed> {
 }
 
 fn is_blank(line: &[u8]) -> bool {
+    let line = line.strip_prefix(json::BYTE_ORDER_MARK.as_bytes()).unwrap_or(line);
     line.iter().all(|byte| matches!(byte, b' ' | b'\t' | b'\r'))
 }
 
@@ -202,10 +200,16 @@ fn index(key: &[u8]) -> Option<usize> {
         b"finished_ts" => FINISHED_TS,
         b"nacks" => NACKS,
         b"spend" => SPEND,
+        // Only whether they stand there twice matters here.
+        b"run_id" => 12,
+        b"correlation_id" => 13,
+        b"parent" => 14,
+        b"owner" => 15,
+        b"result" => 16,
         _ => return None,
     })
 }
-const FIELDS: usize = 12;
+const FIELDS: usize = 17;
 
 /// Reads an envelope's fields and remembers whether any of them had to be interpreted.
 struct Reader<'a> {
@@ -233,6 +237,9 @@ impl<'a> Reader<'a> {
         let payload = self.members.value(PAYLOAD);
 
         if kind == "ledger" && status == "ledger" {
+            if self.in_doubt {
+                return Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: it is ambiguous"));
+            }
             return Ok(Line::Ledger(Box::new(Ledger::read(payload.map_or("", |payload| payload.text))?)));
         }
         let status = Status::read(&status);

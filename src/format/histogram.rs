@@ -18,7 +18,8 @@ pub struct Histogram {
 impl Histogram {
     /// Adds a duration in microseconds.
     pub fn observe(&mut self, micros: u64) {
-        self.buckets[BOUNDS_SECONDS.partition_point(|bound| bound * 1_000_000 < micros)] += 1;
+        let bucket = &mut self.buckets[BOUNDS_SECONDS.partition_point(|bound| bound * 1_000_000 < micros)];
+        *bucket = bucket.saturating_add(1);
         self.sum_us = self.sum_us.saturating_add(micros);
     }
 

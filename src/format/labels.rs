@@ -28,7 +28,9 @@ impl Labels {
     pub fn new(configured: &[String]) -> Self {
         let mut labels = Self { values: Vec::new(), configured: false, overflowed: false };
         for value in configured {
-            labels.insert(value);
+            if let Some(Place::New(clean)) = labels.find(value) {
+                labels.insert(clean);
+            }
         }
         labels.configured = !configured.is_empty();
         labels
@@ -42,29 +44,34 @@ impl Labels {
 
     /// The place of `value`, which may be that of [`OTHER`].
     pub fn intern(&mut self, value: &str) -> Label {
+        match self.find(value) {
+            Some(Place::Known(label)) => label,
+            Some(Place::New(clean)) if !self.configured => {
+                if self.values.len() == MAX_LEARNED {
+                    self.overflowed = true;
+                    return OTHER_LABEL;
+                }
+                self.insert(clean)
+            }
+            _ => OTHER_LABEL,
+        }
+    }
+
+    /// Looks for a value, cleaned; `None` for one that can only be [`OTHER`].
+    fn find(&self, value: &str) -> Option<Place> {
         // The usual case first: known, and clean as it stands.
         if let Some(label) = self.position(value) {
-            return label;
+            return Some(Place::Known(label));
         }
         if value.len() > MAX_BYTES {
-            return OTHER_LABEL;
+            return None;
         }
         let clean: String =
             value.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect();
-        if clean == OTHER {
-            return OTHER_LABEL;
+        if clean.len() > MAX_BYTES || clean == OTHER {
+            return None;
         }
-        if let Some(label) = self.position(&clean) {
-            return label;
-        }
-        if self.configured {
-            return OTHER_LABEL;
-        }
-        if self.values.len() == MAX_LEARNED {
-            self.overflowed = true;
-            return OTHER_LABEL;
-        }
-        self.insert(&clean)
+        Some(self.position(&clean).map_or(Place::New(clean), Place::Known))
     }
 
     /// The value at a place.
@@ -83,11 +90,22 @@ impl Labels {
         u16::try_from(index).ok().map(Label)
     }
 
-    fn insert(&mut self, value: &str) -> Label {
-        let Ok(index) = u16::try_from(self.values.len()) else { return OTHER_LABEL };
-        self.values.push(value.to_owned());
-        Label(index)
+    fn insert(&mut self, clean: String) -> Label {
+        match u16::try_from(self.values.len()) {
+            Ok(index) if Label(index) != OTHER_LABEL => {
+                self.values.push(clean);
+                Label(index)
+            }
+            _ => OTHER_LABEL,
+        }
     }
+}
+
+/// Where a value is in a set.
+enum Place {
+    Known(Label),
+    /// Nowhere yet; what it would be called.
+    New(String),
 }
 
 #[cfg(test)]
@@ -108,7 +126,8 @@ mod tests {
 
     #[test]
     fn a_configured_set_learns_nothing() {
-        let mut labels = Labels::new(&["a".to_owned()]);
+        let mut labels = Labels::new(&["a", "a", "other"].map(str::to_owned));
+        assert_eq!(labels.iter().count(), 1);
         let (known, unknown) = (labels.intern("a"), labels.intern("b"));
         assert_eq!((labels.get(known), labels.get(unknown)), ("a", OTHER));
         assert!(!labels.overflowed);
@@ -122,6 +141,8 @@ mod tests {
         assert_eq!(labels.intern("a\0\0\n"), cleaned);
         let (long, longest) = (labels.intern(&"é".repeat(65)), labels.intern(&"é".repeat(64)));
         assert_eq!((labels.get(long), labels.get(longest).len()), (OTHER, MAX_BYTES));
+        let longer_when_clean = labels.intern(&"\u{1}".repeat(60));
+        assert_eq!(labels.get(longer_when_clean), OTHER);
         let other = labels.intern(OTHER);
         assert_eq!(other, long);
     }

@@ -115,18 +115,26 @@ fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Re
 
 impl Ledger {
     const VERSION: &str = "1";
+    /// Far more than all cells that there can be. Without a limit a damaged line could take many times its length in memory.
+    const MAX_BYTES: usize = 4 * 1024 * 1024;
 
     /// Reads the payload of a ledger line.
     pub(super) fn read(payload: &str) -> Result<Self, Malformed> {
         let version =
             Members::<1>::read(payload, |key| (key == b"version").then_some(0)).ok().and_then(|members| members.get(0));
         match version {
-            Some(Self::VERSION) => serde_json::from_str(payload)
-                .map_err(|error| Malformed::new(Reason::NotAnEnvelope, format!("unreadable ledger: {error}"))),
+            Some(Self::VERSION) if payload.len() > Self::MAX_BYTES => {
+                Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: it is too long"))
+            }
+            // What serde has to say may quote the line, and at any length.
+            Some(Self::VERSION) => serde_json::from_str(payload).map_err(|error| {
+                let detail = format!("unreadable ledger: byte {} of its payload doesn't fit", error.column());
+                Malformed::new(Reason::NotAnEnvelope, detail)
+            }),
             Some(number) if number.strip_prefix('-').unwrap_or(number).bytes().all(|b| b.is_ascii_digit()) => {
                 Err(Malformed::new(Reason::UnsupportedVersion, "the ledger's `version` is not 1"))
             }
-            _ => Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: no `version`")),
+            _ => Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: its `version` is no integer")),
         }
     }
 }

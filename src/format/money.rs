@@ -50,9 +50,10 @@ impl Usd {
         let (mut significant, mut zeros) = (0_u128, 0_u32);
         for digit in whole.bytes().chain(fraction.bytes()).map(|b| u128::from(b - b'0')) {
             if digit == 0 {
-                zeros += u32::from(significant != 0);
+                zeros = zeros.saturating_add(u32::from(significant != 0));
             } else {
-                significant = significant.checked_mul(10_u128.checked_pow(zeros + 1)?)?.checked_add(digit)?;
+                significant =
+                    significant.checked_mul(10_u128.checked_pow(zeros.saturating_add(1))?)?.checked_add(digit)?;
                 zeros = 0;
             }
         }

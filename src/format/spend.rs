@@ -45,7 +45,7 @@ impl Tokens {
 
 /// One model response.
 #[derive(Debug, Default)]
-pub struct Entry<'a> {
+pub(super) struct Entry<'a> {
     id: Option<Cow<'a, str>>,
     model: Option<Cow<'a, str>>,
     provider: Option<Cow<'a, str>>,
@@ -71,18 +71,27 @@ struct Usage {
     known: bool,
 }
 
+/// More model responses than this in one record are not believed. Without a limit a long line could take many times its
+/// length in memory, because of all its entries only the last with each id counts.
+const MAX_ENTRIES: usize = 10_000;
+
 /// Reads a record's `spend`: its entries, of several with the same id only the last.
-#[must_use]
-pub fn entries<'a>(spend: &'a str) -> Vec<Entry<'a>> {
+pub(super) fn entries<'a>(spend: &'a str) -> Vec<Entry<'a>> {
     let mut entries = Vec::new();
     let mut push = |cursor: &mut Cursor<'a>| {
-        entries.push(Entry::read(cursor)?);
+        let entry = Entry::read(cursor)?;
+        if entries.len() <= MAX_ENTRIES {
+            entries.push(entry);
+        }
         Ok(())
     };
     let mut cursor = Cursor::new(spend);
     // The text is valid JSON, so there is nothing that could stop the cursor.
     let read = if spend.starts_with('[') { cursor.elements(&mut push) } else { push(&mut cursor) };
     debug_assert!(read.is_ok());
+    if entries.len() > MAX_ENTRIES {
+        return vec![Entry { cost: ReportedCost::Unusable, ..Entry::default() }];
+    }
     if entries.len() > 1 {
         let mut seen = BTreeSet::new();
         entries.reverse();
@@ -100,7 +109,7 @@ impl<'a> Entry<'a> {
         }
         let members = cursor.members(index)?;
         Ok(Self {
-            id: text(&members, ID),
+            id: text(&members, ID).filter(|id| !id.is_empty()),
             model: text(&members, MODEL),
             provider: text(&members, PROVIDER),
             cost: members.get(COST_USD).map_or(ReportedCost::Absent, |cost| ReportedCost::of(amount(cost))),
@@ -109,14 +118,12 @@ impl<'a> Entry<'a> {
     }
 
     /// The model and the tokens it took, unless the entry is a bare amount.
-    #[must_use]
-    pub fn tokens(&self) -> Option<(&str, Tokens)> {
+    pub(super) fn tokens(&self) -> Option<(&str, Tokens)> {
         self.usage.as_ref().map(|usage| (self.model.as_deref().unwrap_or_default(), usage.tokens))
     }
 
     /// What it cost; `None` if that isn't known.
-    #[must_use]
-    pub fn cost(&self, prices: &Prices) -> Option<Usd> {
+    pub(super) fn cost(&self, prices: &Prices) -> Option<Usd> {
         match self.cost {
             ReportedCost::Usable(Usd::ZERO) => {
                 let no_tokens = |usage: &Usage| usage.known && usage.tokens == Tokens::default();
@@ -193,10 +200,11 @@ impl Usage {
         let is_openai = members.get(INPUT).is_none() && members.get(PROMPT).is_some();
         let (whole, details) = if is_openai { (PROMPT, PROMPT_DETAILS) } else { (INPUT, INPUT_DETAILS) };
 
-        let whole = usage.count(members.get(whole));
         let output = usage.count(members.get(OUTPUT).or(members.get(COMPLETION)));
+        // The subset of a whole that isn't there means nothing.
         let details = members
-            .get(details)
+            .get(whole)
+            .and(members.get(details))
             .and_then(|details| Members::<1>::read(details, |key| (key == b"cached_tokens").then_some(0)).ok());
         let cached = usage.count(details.and_then(|details| details.get(0)));
         let cache_read = usage.count(members.get(CACHE_READ));
@@ -207,7 +215,7 @@ impl Usage {
             (false, Some(cached)) => cached,
             (false, None) => 0,
         };
-        let input = whole.unwrap_or(0).checked_sub(included);
+        let input = usage.count(members.get(whole)).unwrap_or(0).checked_sub(included);
         usage.known &= input.is_some();
         usage.tokens = Tokens {
             input: input.unwrap_or(0),
@@ -273,7 +281,7 @@ impl ModelPrices {
     fn read(json: &str) -> Self {
         let members: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(json).unwrap_or_default();
         let mut prices = Self::default();
-        for (name, price) in members {
+        for (name, price) in members.into_iter().filter(|(_, price)| price.get() != "null") {
             let Some(index) = PRICE_NAMES.iter().position(|price_name| name.starts_with(price_name)) else { continue };
             let price = Usd::parse(price.get());
             let suffix = &name[PRICE_NAMES[index].len()..];
@@ -293,7 +301,7 @@ impl ModelPrices {
         let input = tokens.input.saturating_add(tokens.cache_read).saturating_add(tokens.cache_creation);
         let mut cost = Usd::ZERO;
         for (index, count) in tokens.counts().into_iter().enumerate().filter(|(_, count)| *count > 0) {
-            let above = self.above.iter().find(|(above, of, price)| *of == index && input > *above && price.is_some());
+            let above = self.above.iter().find(|(above, of, _)| *of == index && input > *above);
             let price = above.map_or(self.base[index], |(.., price)| *price)?;
             cost = cost.checked_add(price.checked_mul(count)?)?;
         }

@@ -1,4 +1,4 @@
-//! The fold over a queue's lines: all that metrics, a status report or a ledger need to know.
+//! The fold over a queue's lines: all that metrics or a status report need to know.
 
 use std::collections::BTreeMap;
 
@@ -96,10 +96,9 @@ impl Summary {
         self.lines += 1;
         let parsed = match line {
             RawLine::Whole(line) => envelope::parse(line),
-            RawLine::TooLong { bytes } => Err(Malformed {
-                reason: Reason::TooLong,
-                detail: format!("{bytes} bytes are more than --max-line").into(),
-            }),
+            RawLine::TooLong { bytes } => {
+                Err(Malformed::new(Reason::TooLong, format!("{bytes} bytes are more than a line may have")))
+            }
         };
         match parsed {
             Ok(Line::Blank) => {}
@@ -123,9 +122,10 @@ impl Summary {
         cell.live[status] += 1;
         cell.oldest[status] = Some(cell.oldest[status].map_or(envelope.ts, |oldest| oldest.min(envelope.ts)));
 
-        totals.records += 1;
-        totals.done += u64::from(envelope.status == Status::Done);
-        totals.dead += u64::from(envelope.status == Status::Dead);
+        // A ledger may hold any number, so that one more could be too many.
+        totals.records = totals.records.saturating_add(1);
+        totals.done = totals.done.saturating_add(u64::from(envelope.status == Status::Done));
+        totals.dead = totals.dead.saturating_add(u64::from(envelope.status == Status::Dead));
         totals.nacks = totals.nacks.saturating_add(envelope.nacks);
         if let Some(started) = envelope.started_ts {
             if let Some(wait) = interval(envelope.ts, started, parameters.now) {
@@ -150,7 +150,7 @@ impl Summary {
                     self.tokens.entry((kind, model)).or_default().merge(&tokens);
                 }
             }
-            totals.unpriced += u64::from(unpriced);
+            totals.unpriced = totals.unpriced.saturating_add(u64::from(unpriced));
         }
         self.oversized += u64::from(envelope.is_oversized());
     }

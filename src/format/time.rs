@@ -37,7 +37,8 @@ impl Timestamp {
     /// Reads an RFC 3339 time from 1970 to before 1e11 seconds after it.
     #[must_use]
     pub fn from_rfc3339(text: &str) -> Option<Self> {
-        let time = DateTime::parse_from_rfc3339(text).ok()?;
+        // chrono would also take a minus sign that isn't ASCII.
+        let time = text.is_ascii().then(|| DateTime::parse_from_rfc3339(text).ok())??;
         let rounded_up = i64::from(time.timestamp_subsec_nanos() % 1_000 >= 500);
         let micros = time.timestamp_micros() + rounded_up;
         #[expect(clippy::cast_possible_truncation, reason = "a constant well inside i64")]
@@ -75,7 +76,7 @@ pub fn interval(start: Timestamp, end: Timestamp, now: Timestamp) -> Option<u64>
     if end > now {
         return None;
     }
-    let micros = end.0 - start.0;
+    let micros = end.0.saturating_sub(start.0);
     // Some writers truncate to whole seconds, some don't.
     if micros > -MICROS_PER_SECOND { u64::try_from(micros.max(0)).ok() } else { None }
 }

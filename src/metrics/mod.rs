@@ -2,8 +2,10 @@
 
 mod families;
 
+use std::sync::Mutex;
+
 use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
+use prometheus::proto::{Metric, MetricFamily};
 use prometheus::{Registry, TextEncoder};
 
 use crate::store::queue::Reading;
@@ -13,8 +15,8 @@ use crate::store::queue::Reading;
 pub struct Health {
     /// Whether everything could be read.
     pub success: bool,
-    /// When that was last so, in seconds since the epoch; 0 for never.
-    pub last_success: f64,
+    /// When that was last so, in seconds since the epoch; 0 for never, `None` if unknown.
+    pub last_success: Option<f64>,
     /// How long this run took, in seconds.
     pub duration: f64,
 }
@@ -25,49 +27,49 @@ pub const LAST_SUCCESS: &str = "handoff_exporter_last_success_timestamp_seconds"
 /// Everything in `handoff.prom`. Without a reading only the health of the exporter: what couldn't be read has no value.
 ///
 /// # Errors
-/// If the families contradict each other, which would be a bug.
+/// If a family contradicts itself, which would be a bug.
 pub fn render(reading: Option<&Reading>, health: Health) -> prometheus::Result<String> {
-    let mut families = families::of_health(health);
-    if let Some(reading) = reading {
-        families.extend(families::of_reading(reading));
+    let mut text = String::new();
+    let of_reading = reading.into_iter().flat_map(|reading| families::OF_READING.map(|family| family(reading)));
+    let of_health = families::OF_HEALTH.map(|family| family(health));
+    // One family at a time: a queue with very many roles and kinds makes large ones.
+    for family in of_reading.chain(of_health) {
+        let registry = Registry::new();
+        registry.register(Box::new(Snapshot::new(family)?))?;
+        TextEncoder::new().encode_utf8(&registry.gather(), &mut text)?;
     }
-    let registry = Registry::new();
-    registry.register(Box::new(Snapshot::new(families)?))?;
-    TextEncoder::new().encode_to_string(&registry.gather())
+    Ok(text)
 }
 
 /// The value of the metric `name`, which has no labels, in an earlier output.
 #[must_use]
-pub fn sample(text: &str, name: &str) -> Option<f64> {
+pub fn previous_value(text: &str, name: &str) -> Option<f64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
     value.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0)
 }
 
-/// A collector of values that are already known.
+/// A collector of values that are already known, to be asked once.
 struct Snapshot {
-    descriptions: Vec<Desc>,
-    families: Vec<MetricFamily>,
+    description: Desc,
+    family: Mutex<Option<MetricFamily>>,
 }
 
 impl Snapshot {
-    fn new(families: Vec<MetricFamily>) -> prometheus::Result<Self> {
-        let describe = |family: &MetricFamily| {
-            let metric = family.get_metric().first();
-            let labels = metric.map(|metric| metric.get_label().iter().map(|label| label.name().to_owned()).collect());
-            Desc::new(family.name().to_owned(), family.help().to_owned(), labels.unwrap_or_default(), [].into())
-        };
-        let descriptions = families.iter().map(describe).collect::<prometheus::Result<_>>()?;
-        Ok(Self { descriptions, families })
+    fn new(family: MetricFamily) -> prometheus::Result<Self> {
+        let labels = family.get_metric().first().map_or(&[][..], Metric::get_label);
+        let names = labels.iter().map(|label| label.name().to_owned()).collect();
+        let description = Desc::new(family.name().to_owned(), family.help().to_owned(), names, [].into())?;
+        Ok(Self { description, family: Mutex::new(Some(family)) })
     }
 }
 
 impl Collector for Snapshot {
     fn desc(&self) -> Vec<&Desc> {
-        self.descriptions.iter().collect()
+        vec![&self.description]
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.families.clone()
+        self.family.lock().ok().and_then(|mut family| family.take()).into_iter().collect()
     }
 }
 
@@ -76,13 +78,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_is_found_again() {
-        let health = Health { success: false, last_success: 1_764_400_000.5, duration: 0.25 };
+    fn a_value_is_found_again() {
+        let health = Health { success: false, last_success: Some(1_764_400_000.5), duration: 0.25 };
         let text = render(None, health).unwrap_or_default();
-        assert_eq!(sample(&text, LAST_SUCCESS), Some(1_764_400_000.5));
-        assert_eq!(sample(&text, "handoff_exporter"), None);
-        assert_eq!(sample("x NaN\n", "x"), None);
-        assert_eq!(sample("x -1\n", "x"), None);
-        assert_eq!(sample("# x 1\nxx 2\n", "x"), None);
+        assert_eq!(previous_value(&text, LAST_SUCCESS), Some(1_764_400_000.5));
+        assert_eq!(previous_value(&text, "handoff_exporter"), None);
+        assert_eq!(previous_value("x NaN\n", "x"), None);
+        assert_eq!(previous_value("x -1\n", "x"), None);
+        assert_eq!(previous_value("# x 1\nxx 2\n", "x"), None);
     }
 }

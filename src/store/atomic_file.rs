@@ -21,12 +21,10 @@ const TEMPORARY_SUFFIX: &str = ".tmp";
 pub fn replace(directory: &Path, name: &str, contents: &[u8]) -> Result<(), Error> {
     let target = directory.join(name);
     let failed = |what: &'static str| move |error| Error::io(&directory.join(name), what, error);
-    if !directory.is_dir() {
-        return Err(Error::io(
-            directory,
-            "is not a directory: create it or name another one",
-            io::ErrorKind::NotFound.into(),
-        ));
+    let is_directory = fs::metadata(directory).map(|metadata| metadata.is_dir());
+    let what = "is no directory to write into: create it or name another one";
+    if !is_directory.map_err(|error| Error::io(directory, what, error))? {
+        return Err(Error::io(directory, what, io::ErrorKind::NotADirectory.into()));
     }
 
     let prefix = format!(".{name}.");

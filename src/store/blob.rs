@@ -1,5 +1,6 @@
 //! The blob store, as far as it is only looked at.
 
+use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -17,11 +18,27 @@ pub struct BlobUsage {
     pub bytes: u64,
 }
 
+/// Whether the blob at `path`, relative to `store`, is there.
+///
+/// # Errors
+/// If that can't be found out.
+pub fn exists(store: &Path, path: &str) -> Result<bool, Error> {
+    let path = store.join(path);
+    match fs::symlink_metadata(&path) {
+        Ok(metadata) => Ok(metadata.is_file()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(Error::io(&path, "cannot be examined", error)),
+    }
+}
+
 /// Counts the blobs below `store`. One that doesn't exist holds none; files of other names are none.
 ///
 /// # Errors
 /// If a directory can't be read.
 pub fn count(store: &Path) -> Result<BlobUsage, Error> {
+    if fs::metadata(store).is_ok_and(|metadata| !metadata.is_dir()) {
+        return Err(Error::io(store, "is no blob store", io::ErrorKind::NotADirectory.into()));
+    }
     let mut usage = BlobUsage::default();
     for entry in WalkDir::new(store).max_depth(2) {
         let result = entry.and_then(|entry| {
@@ -34,7 +51,7 @@ pub fn count(store: &Path) -> Result<BlobUsage, Error> {
         });
         if let Err(error) = result {
             let path = error.path().unwrap_or(store).to_owned();
-            let error = io::Error::from(error);
+            let error = error.into_io_error().unwrap_or_else(|| io::Error::other("a loop of links"));
             // Blobs may be collected while we walk, and the store appears with the first one.
             if error.kind() != io::ErrorKind::NotFound {
                 return Err(Error::io(&path, "cannot be read", error));

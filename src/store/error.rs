@@ -45,9 +45,12 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path.display(), self.what)?;
-        match &self.source {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
+        let Some(source) = &self.source else { return Ok(()) };
+        write!(f, ": {source}")?;
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => f.write_str(": give the user that this runs as access to it"),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => f.write_str(": make room for it"),
+            _ => Ok(()),
         }
     }
 }

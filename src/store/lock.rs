@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Error, ErrorKind, open_regular, uninterrupted};
+use super::{Error, ErrorKind, directory_of, open_regular, uninterrupted};
 
 /// A shared `flock(2)` on the lock file, or the knowledge that there is none.
 ///
@@ -23,14 +23,20 @@ pub struct SharedLock {
 }
 
 impl SharedLock {
-    /// Waits for the lock, for at most `timeout`.
+    /// Waits for the lock until `timeout` after `start`.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] when the time is up, [`ErrorKind::Io`] when the file can't be opened or locked.
-    pub fn acquire(path: &Path, timeout: Duration) -> Result<Self, Error> {
-        let start = Instant::now();
+    pub fn acquire(path: &Path, start: Instant, timeout: Duration) -> Result<Self, Error> {
         loop {
-            let Some(file) = open_regular(path)? else { return Ok(Self { path: path.to_owned(), file: None }) };
+            let Some(file) = open_regular(path)? else {
+                if !directory_of(path).is_dir() {
+                    // A wrong path must not switch the locking off.
+                    let what = "cannot be the lock file: its directory does not exist: correct the path";
+                    return Err(Error::new(ErrorKind::Io, path, what));
+                }
+                return Ok(Self { path: path.to_owned(), file: None });
+            };
             let remaining = timeout.saturating_sub(start.elapsed());
             let file = lock_shared(file, path, remaining)?.ok_or_else(|| busy(path, timeout))?;
             if is_still_at(&file, path)? {
@@ -63,11 +69,14 @@ fn lock_shared(file: File, path: &Path, timeout: Duration) -> Result<Option<File
     // Trying again and again starves behind busy lockers, but who waits inside flock(2) gets its turn. A thread
     // that is still waiting when the time is up unlocks as soon as it gets the lock.
     let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
+    let wait = move || {
         let locked = uninterrupted(|| fs2::FileExt::lock_shared(&file));
         // Nobody listens any more after the time-out; the file is then closed here.
         drop(sender.send(locked.map(|()| file)));
-    });
+    };
+    thread::Builder::new()
+        .spawn(wait)
+        .map_err(|error| Error::io(path, "is locked, and no thread can be started to wait for it", error))?;
     match receiver.recv_timeout(timeout) {
         Ok(locked) => locked.map(Some).map_err(failed),
         Err(_) => Ok(None),
@@ -90,20 +99,28 @@ fn busy(path: &Path, timeout: Duration) -> Error {
 
 /// Who holds the lock, as far as the kernel tells.
 fn held_by(path: &Path) -> String {
-    let (Ok(metadata), Ok(locks)) = (fs::metadata(path), fs::read_to_string("/proc/locks")) else {
-        return String::new();
-    };
-    let inode = format!(":{}", metadata.ino());
-    let holders: Vec<String> = locks
+    let Ok(metadata) = fs::metadata(path) else { return String::new() };
+    // The kernel's numbers for the device are hexadecimal, and packed in its own way.
+    let (device, inode) = (metadata.dev(), metadata.ino());
+    let major = device >> 8 & 0xfff | device >> 32 & !0xfff;
+    let minor = device & 0xff | device >> 12 & !0xff;
+    let file = format!("{major:02x}:{minor:02x}:{inode}");
+    // The kernel writes its list piece by piece, so that a lock can be missing from it while others come and go.
+    let holders = (0..3).map(|_| holders_of(&file)).find(|holders| !holders.is_empty()).unwrap_or_default();
+    if holders.is_empty() { String::new() } else { format!(" by {}", holders.join(", ")) }
+}
+
+fn holders_of(file: &str) -> Vec<String> {
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    locks
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
         // "1: FLOCK ADVISORY WRITE 1234 08:01:131090 0 EOF"; who waits has "->" in the second place.
-        .filter(|fields| fields.get(1) == Some(&"FLOCK") && fields.get(5).is_some_and(|file| file.ends_with(&inode)))
+        .filter(|fields| fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file))
         .map(|fields| match fs::read_to_string(format!("/proc/{}/comm", fields[4])) {
             Ok(name) => format!("process {} ({})", fields[4], name.trim_end()),
             // It has ended and left the lock to a child, or lives in another namespace.
             Err(_) => format!("process {} (gone)", fields[4]),
         })
-        .collect();
-    if holders.is_empty() { String::new() } else { format!(" by {}", holders.join(", ")) }
+        .collect()
 }

@@ -10,8 +10,8 @@ pub mod lock;
 pub mod queue;
 
 use std::fs::{self, File};
-use std::io;
-use std::path::Path;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 pub use error::{Error, ErrorKind};
 
@@ -29,16 +29,40 @@ pub(crate) fn open_regular(path: &Path) -> Result<Option<File>, Error> {
         }
         File::open(path)
     };
-    match open() {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => match fs::symlink_metadata(path) {
-            Ok(_) => {
-                Err(Error::io(path, "cannot be opened: it is a symbolic link to a file that does not exist", error))
+    loop {
+        let error = match open() {
+            Ok(file) => return Ok(Some(file)),
+            Err(error) => error,
+        };
+        if error.kind() != io::ErrorKind::NotFound {
+            return Err(Error::io(path, "cannot be opened", error));
+        }
+        match fs::symlink_metadata(path) {
+            Ok(metadata) if metadata.is_symlink() => {
+                return Err(Error::io(
+                    path,
+                    "cannot be opened: it is a symbolic link to a file that is missing",
+                    error,
+                ));
             }
-            Err(_) => Ok(None),
-        },
-        Err(error) => Err(Error::io(path, "cannot be opened", error)),
+            Ok(_) => {} // it has just been made
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io(path, "cannot be examined", error)),
+        }
     }
+}
+
+/// Reads a regular file of at most `limit` bytes whole; `None` if there is none.
+pub(crate) fn read_regular(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Error> {
+    let Some(file) = open_regular(path)? else { return Ok(None) };
+    let mut contents = Vec::new();
+    file.take(limit.saturating_add(1))
+        .read_to_end(&mut contents)
+        .map_err(|error| Error::io(path, "cannot be read", error))?;
+    if contents.len() as u64 > limit {
+        return Err(Error::new(ErrorKind::BadData, path, format!("has more than {limit} bytes: it can't be right")));
+    }
+    Ok(Some(contents))
 }
 
 /// Calls `operation` until no signal interrupts it.
@@ -48,5 +72,13 @@ pub(crate) fn uninterrupted<T>(mut operation: impl FnMut() -> io::Result<T>) -> 
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => return result,
         }
+    }
+}
+
+/// The directory that `path` lies in.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
     }
 }

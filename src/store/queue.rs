@@ -13,9 +13,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::lock::SharedLock;
-use super::{Error, ErrorKind, blob, open_regular, uninterrupted};
+use super::{Error, ErrorKind, blob, directory_of, open_regular, uninterrupted};
 use crate::format::blob::References;
-use crate::format::lines::{LineSplitter, RawLine};
+use crate::format::lines::LineSplitter;
 use crate::format::summary::{MalformedLine, Parameters, Summary};
 
 /// Where a queue and what belongs to it lie.
@@ -53,15 +53,15 @@ pub struct ReadOptions {
     /// Longer lines, in bytes, are malformed.
     pub max_line: usize,
     /// How many bytes are read at once.
-    pub buffer: usize,
-    /// How many threads to use at most; by default as many as there are processors, but not more than [`MAX_THREADS`].
-    pub threads: Option<NonZeroUsize>,
+    pub(crate) buffer: usize,
+    /// How many threads to use at most; by default as many as there are processors, but not more than `MAX_THREADS`.
+    pub(crate) threads: Option<NonZeroUsize>,
     /// How many bytes a thread must have to do to be worth starting.
-    pub min_segment: u64,
+    pub(crate) min_segment: u64,
 }
 
 /// More threads than this would take more memory than the tools may, and the page cache doesn't feed many more.
-pub const MAX_THREADS: usize = 4;
+const MAX_THREADS: usize = 4;
 
 impl Default for ReadOptions {
     fn default() -> Self {
@@ -126,26 +126,40 @@ impl fmt::Display for Finding {
 /// If the queue can't be read as a whole, or the lock can't be had in time. A blob store that can't be read is no such
 /// error, see [`Reading::blobs`].
 pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) -> Result<Reading, Error> {
+    let directory = directory_of(&files.queue);
+    if !directory.is_dir() {
+        // Not an empty queue: more likely a file system that isn't mounted, or a wrong path.
+        let what = "cannot be read: its directory does not exist: create it or correct the path";
+        return Err(Error::new(ErrorKind::Io, &files.queue, what));
+    }
     let start = Instant::now();
-    let (mut scan, queue_bytes, generations) = loop {
-        let lock = SharedLock::acquire(&files.lock, options.lock_timeout)?;
+    let mut attempts = 0;
+    let (scan, queue_bytes, generations) = loop {
+        let lock = SharedLock::acquire(&files.lock, start, options.lock_timeout)?;
         let result = Scan::of_queue(files, options, parameters);
         if lock.kept_writers_out()? {
             break result?;
         }
         // What was read beside a writer means nothing, and neither does an error met then.
-        if start.elapsed() > options.lock_timeout {
-            return Err(Error::new(ErrorKind::Busy, &files.lock, "was replaced while the queue was read: try again"));
+        attempts += 1;
+        if attempts > 1 && start.elapsed() > options.lock_timeout {
+            return Err(Error::new(ErrorKind::Busy, &files.lock, "is replaced again and again: try again"));
         }
     };
-    scan.summary.seed();
     let blobs = match scan.blob_error {
         Some(error) => Err(error),
         None => {
             blob::count(&files.blobs).map(|usage| BlobReading { usage, missing_references: scan.missing_references })
         }
     };
-    Ok(Reading { summary: scan.summary, queue_bytes, generations, blobs, findings: scan.findings })
+    let mut findings = scan.findings;
+    let told = findings.iter().filter(|finding| finding.line.is_some()).count() as u64;
+    let more = scan.summary.malformed.iter().sum::<u64>() - told;
+    if more > 0 {
+        let message = format!("{more} more malformed lines");
+        findings.push(Finding { path: files.queue.clone(), line: None, message });
+    }
+    Ok(Reading { summary: scan.summary, queue_bytes, generations, blobs, findings })
 }
 
 /// One pass over lines, or over a part of them.
@@ -153,7 +167,6 @@ struct Scan<'a> {
     options: &'a ReadOptions,
     parameters: &'a Parameters,
     blobs: &'a Path,
-    references: References,
     summary: Summary,
     missing_references: u64,
     blob_error: Option<Error>,
@@ -166,7 +179,6 @@ impl<'a> Scan<'a> {
             options,
             parameters,
             blobs: &files.blobs,
-            references: References::default(),
             summary: Summary::new(parameters),
             missing_references: 0,
             blob_error: None,
@@ -181,32 +193,25 @@ impl<'a> Scan<'a> {
         parameters: &'a Parameters,
     ) -> Result<(Self, u64, u64), Error> {
         let Some(file) = open_regular(&files.queue)? else {
-            let directory = directory_of(&files.queue);
-            if !directory.is_dir() {
-                // Not an empty queue: more likely a file system that isn't mounted, or a wrong path.
-                let what = "cannot be read: its directory does not exist: create it or correct --queue";
+            if let Some((_, path)) = generations(&directory_of(&files.queue), stem(&files.queue))?.first() {
+                let what =
+                    format!("is missing, though it has an earlier generation, {}: it has been removed", path.display());
                 return Err(Error::new(ErrorKind::Io, &files.queue, what));
             }
-            let mut scan = Self::new(files, options, parameters);
-            let generations = scan.add_generations(&directory, stem(&files.queue), None)?;
-            return Ok((scan, 0, generations));
+            return Ok((Self::new(files, options, parameters), 0, 0));
         };
-        let failed = |error| Error::io(&files.queue, "cannot be read", error);
+        let failed = |error| read_error(&files.queue, error);
+        let real = fs::canonicalize(&files.queue).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         // Writers without the lock may append while we read. What they append now is for the next reading.
         let size = metadata.len();
         let mut scan = Self::of_segments(files, options, parameters, &file, size).map_err(failed)?;
         if file.metadata().map_err(failed)?.len() < size {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                &files.queue,
-                "became shorter while it was read: somebody rewrites it without the lock: try again",
-            ));
+            return Err(failed(io::ErrorKind::UnexpectedEof.into()));
         }
         scan.take_malformed(&files.queue, 0, 0);
-
-        let real = fs::canonicalize(&files.queue).map_err(failed)?;
-        let generations = scan.add_generations(&directory_of(&real), stem(&real), Some(&metadata))?;
+        scan.compare_locks(files, &real);
+        let generations = scan.add_generations(&directory_of(&real), stem(&real), &metadata)?;
         Ok((scan, size, generations))
     }
 
@@ -219,15 +224,21 @@ impl<'a> Scan<'a> {
         size: u64,
     ) -> io::Result<Self> {
         let segments = segments(file, size, options)?;
-        let scan_one = |range: &Range<u64>| {
+        let scan_one = &|range: &Range<u64>| {
             let mut scan = Self::new(files, options, parameters);
             scan.add_range(file, range.clone()).map(|()| scan)
         };
-        let [first, rest @ ..] = segments.as_slice() else { return scan_one(&(0..size)) };
+        let (first, rest) = segments.split_at(1);
         let (scan, later): (_, io::Result<Vec<Self>>) = thread::scope(|scope| {
-            let threads: Vec<_> = rest.iter().map(|range| scope.spawn(|| scan_one(range))).collect();
-            let scan = scan_one(first);
-            (scan, threads.into_iter().map(join).collect())
+            let start = |range| (range, thread::Builder::new().spawn_scoped(scope, move || scan_one(range)));
+            let threads: Vec<_> = rest.iter().map(start).collect();
+            let scan = scan_one(&first[0]);
+            let later = threads.into_iter().map(|(range, thread)| match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                // No thread could be had; then it takes longer.
+                Err(_) => scan_one(range),
+            });
+            (scan, later.collect())
         });
         let (mut scan, later) = (scan?, later?);
         if later.iter().any(|later| later.summary.overflowed()) {
@@ -245,24 +256,21 @@ impl<'a> Scan<'a> {
     /// Adds the whole lines of a range that begins where a line does.
     fn add_range(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
         let mut splitter = LineSplitter::new(self.options.max_line);
+        let mut references = References::default();
         for_each_chunk(file, range, self.options.buffer, |chunk| {
-            splitter.push(chunk, |line| self.add_line(line));
+            splitter.push(chunk, |line| self.summary.add(line, self.parameters));
+            references.push(chunk, |path| self.add_reference(path));
             true
-        })
+        })?;
+        references.finish(|path| self.add_reference(path));
+        Ok(())
     }
 
-    fn add_line(&mut self, line: RawLine<'_>) {
-        self.summary.add(line, self.parameters);
-        let RawLine::Whole(line) = line else { return };
-        if self.blob_error.is_some() {
-            return;
-        }
-        for path in self.references.find(line) {
-            let path = self.blobs.join(path);
-            match fs::metadata(&path) {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.missing_references += 1,
-                Err(error) => self.blob_error = Some(Error::io(&path, "cannot be examined", error)),
+    fn add_reference(&mut self, path: &str) {
+        if self.blob_error.is_none() {
+            match blob::exists(self.blobs, path) {
+                Ok(exists) => self.missing_references += u64::from(!exists),
+                Err(error) => self.blob_error = Some(error),
             }
         }
     }
@@ -280,28 +288,41 @@ impl<'a> Scan<'a> {
         }
     }
 
+    /// Looks whether workers that know the queue by its real name, not by the link, lock another file.
+    fn compare_locks(&mut self, files: &QueueFiles, real: &Path) {
+        let other = QueueFiles::beside(real.to_owned()).lock;
+        let file = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+        if fs::symlink_metadata(&files.queue).is_ok_and(|metadata| metadata.is_symlink())
+            && file(&other).is_some_and(|other| file(&files.lock) != Some(other))
+        {
+            self.findings.push(Finding {
+                path: files.lock.clone(),
+                line: None,
+                message: format!("there is another lock, {}: workers that use it are not kept out", other.display()),
+            });
+        }
+    }
+
     /// Adds the late lines of the generations in `directory` and counts the generations.
-    fn add_generations(&mut self, directory: &Path, stem: &OsStr, queue: Option<&fs::Metadata>) -> Result<u64, Error> {
+    fn add_generations(&mut self, directory: &Path, stem: &OsStr, queue: &fs::Metadata) -> Result<u64, Error> {
         let mut count = 0;
+        let mut unlisted = Vec::new();
         for (number, path) in generations(directory, stem)? {
-            let Some(file) = open_regular(&path)? else { continue };
-            let failed = |error| Error::io(&path, "cannot be read", error);
-            let metadata = file.metadata().map_err(failed)?;
-            let size = metadata.len();
+            let failed = |error| read_error(&path, error);
+            let metadata = match fs::symlink_metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                metadata => metadata.map_err(failed)?,
+            };
+            if (queue.dev(), queue.ino()) == (metadata.dev(), metadata.ino()) {
+                continue; // a second name of the queue, which a killed run left
+            }
+            count += 1;
             let Some(&offset) = self.summary.generations.get(&number) else {
-                let same_file =
-                    queue.is_some_and(|queue| (queue.dev(), queue.ino()) == (metadata.dev(), metadata.ino()));
-                if !same_file {
-                    count += 1;
-                    self.findings.push(Finding {
-                        path,
-                        line: None,
-                        message: "an earlier generation that the queue's ledger does not list: not read".to_owned(),
-                    });
-                }
+                unlisted.push(path);
                 continue;
             };
-            count += 1;
+            let Some(file) = open_regular(&path)? else { continue };
+            let size = file.metadata().map_err(failed)?.len();
             if offset > size {
                 self.findings.push(Finding {
                     path,
@@ -319,19 +340,25 @@ impl<'a> Scan<'a> {
                 self.take_malformed(&path, before, skipped);
             }
         }
+        if let [path, more @ ..] = unlisted.as_slice() {
+            let message = match more.len() {
+                0 => "a generation that the queue's ledger does not list: not read, never deleted".to_owned(),
+                more => format!(
+                    "this and {more} more generations that the queue's ledger does not list: not read, never deleted"
+                ),
+            };
+            self.findings.push(Finding { path: path.clone(), line: None, message });
+        }
         Ok(count)
     }
 }
 
-fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
+fn read_error(path: &Path, error: io::Error) -> Error {
+    if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound) {
+        let what = "was cut or removed while it was read: somebody changes it without the lock: try again";
+        return Error::new(ErrorKind::Busy, path, what);
     }
+    Error::io(path, "cannot be read", error)
 }
 
 /// The files in `directory` that are named like generations, in ascending order.
@@ -356,7 +383,7 @@ fn generations(directory: &Path, stem: &OsStr) -> Result<Vec<(u64, PathBuf)>, Er
     Ok(found)
 }
 
-/// Cuts the first `size` bytes of `file` into ranges that each begin where a line does, one a thread.
+/// Cuts the first `size` bytes of `file` into one or more ranges that each begin where a line does, one a thread.
 fn segments(file: &File, size: u64, options: &ReadOptions) -> io::Result<Vec<Range<u64>>> {
     let worth_starting = size / options.min_segment.max(1);
     let threads = match options.threads {
@@ -410,7 +437,7 @@ fn for_each_chunk(
         let wanted = usize::try_from(range.end - offset).unwrap_or(usize::MAX).min(memory.len());
         let read = uninterrupted(|| file.read_at(&mut memory[..wanted], offset))?;
         if read == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it became shorter while it was read"));
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         offset += read as u64;
         if !sink(&memory[..read]) {
@@ -426,6 +453,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::format::lines::RawLine;
     use crate::format::spend::Prices;
     use crate::format::time::Timestamp;
 

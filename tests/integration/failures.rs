@@ -287,7 +287,7 @@ fn a_missing_price_map_is_an_error() {
         &env,
         &run(env.to_file().args(["--prices", "prices.json"])),
         74,
-        "prices.json: the price map cannot be read",
+        "prices.json: the price map does not exist",
     );
 }
 
@@ -298,7 +298,7 @@ fn a_missing_textfile_directory_is_an_error_and_not_made() {
     let env = TestEnv::new();
     env.write("queue.jsonl", small_queue());
     fs::remove_dir(env.textfile_dir()).unwrap();
-    assert_message(&run(&mut env.to_file()), 74, "textfile: is not a directory");
+    assert_message(&run(&mut env.to_file()), 74, "textfile: is no directory to write into");
     assert!(!env.textfile_dir().exists());
 }
 
@@ -396,4 +396,96 @@ fn anyone_may_read_the_file_whatever_the_umask() {
         sh.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]);
         assert_succeeds(&env, &run(&mut to_file_under(sh)));
     }
+}
+
+#[test]
+fn a_price_map_that_is_a_fifo_does_not_hang() {
+    let env = exported_before();
+    assert!(Command::new("mkfifo").arg(env.path("prices.json")).status().unwrap().success());
+    let run = run(env.to_file().args(["--prices", "prices.json"]));
+    assert_fails(&env, &run, 74, "prices.json: cannot be opened: it is not a regular file");
+}
+
+#[test]
+fn a_wrong_path_to_the_lock_does_not_switch_locking_off() {
+    let env = exported_before();
+    let run = run(env.to_file().args(["--lock", "nowhere/queue.lock"]));
+    assert_fails(&env, &run, 74, "nowhere/queue.lock: cannot be the lock file: its directory does not exist");
+}
+
+#[test]
+fn a_queue_that_was_there_and_is_gone_is_no_empty_one() {
+    let env = exported_before();
+    fs::rename(env.path("queue.jsonl"), env.path("queue.gen.3")).unwrap();
+    let run = run(&mut env.to_file());
+    assert_fails(&env, &run, 74, "queue.jsonl: is missing, though it has an earlier generation");
+}
+
+#[test]
+fn a_blob_store_that_is_no_directory_is_not_an_empty_one() {
+    let env = exported_before();
+    env.write("blob", "");
+    let run = run(&mut env.to_file());
+    assert_message(&run, 74, "blob: is no blob store: ");
+    let samples = assert_says_failed(&env, EARLIER_SECONDS);
+    assert!(sum(&samples, "handoff_queue_records", &[]) > 0.5, "the queue itself was read");
+    assert!(samples.keys().all(|series| !series.name.starts_with("handoff_blob")), "what blobs are there is not known");
+}
+
+/// Runs the exporter where no thread can be started.
+fn without_threads(env: &TestEnv, arguments: &[&str]) -> Run {
+    let mut strace = env.command(tool("strace", "strace"));
+    strace.args(["-f", "-o", "trace", "-e", "inject=clone3,clone:error=EAGAIN"]);
+    run(to_file_under(strace).args(arguments))
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_only_costs_time() {
+    let env = exported_before();
+    let line = small_queue();
+    let repeated = 40_000_000 / line.len();
+    env.write("queue.jsonl", line.repeat(repeated));
+    let records = u32::try_from(repeated * line.lines().count()).unwrap();
+    let run = without_threads(&env, &[]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let trace = fs::read_to_string(env.path("trace")).unwrap();
+    assert!(trace.contains("EAGAIN"), "it started no thread, so that this proves nothing");
+    let samples = env.assert_only_a_good_file("without threads");
+    assert!((sum(&samples, "handoff_queue_records", &[]) - f64::from(records)).abs() < 0.5);
+}
+
+#[test]
+fn a_lock_that_no_thread_can_wait_for_is_an_error() {
+    let env = exported_before();
+    let (_holder, _) = hold_lock(&env, "queue.lock", "exclusive");
+    let run = without_threads(&env, &[]);
+    assert_fails(&env, &run, 74, "queue.lock: is locked, and no thread can be started to wait for it");
+}
+
+#[test]
+fn a_lock_file_that_appears_while_it_is_looked_for_is_no_dangling_link() {
+    let env = exported_before();
+    fs::remove_file(env.path("queue.lock")).unwrap_or_default();
+    let mut strace = env.command(tool("strace", "strace"));
+    strace.args(["-f", "-o", "trace", "-P", "queue.lock", "-e", "inject=statx:delay_exit=1500000:when=1"]);
+    let run = thread::scope(|scope| {
+        let run = scope.spawn(|| run(&mut to_file_under(strace)));
+        thread::sleep(Duration::from_millis(700));
+        env.write("queue.lock", "");
+        run.join().unwrap()
+    });
+    assert_succeeds(&env, &run);
+}
+
+#[test]
+fn workers_that_lock_another_file_are_reported() {
+    let env = exported_before();
+    fs::create_dir(env.path("real")).unwrap();
+    fs::rename(env.path("queue.jsonl"), env.path("real/queue.jsonl")).unwrap();
+    symlink("real/queue.jsonl", env.path("queue.jsonl")).unwrap();
+    env.write("queue.lock", "");
+    assert_eq!(run(&mut env.to_file()).stderr, "");
+    env.write("real/queue.lock", "");
+    let two_locks = run(&mut env.to_file());
+    assert_message(&two_locks, 0, "queue.lock: there is another lock, ");
 }

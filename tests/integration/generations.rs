@@ -73,12 +73,7 @@ fn an_unlisted_generation_is_reported_and_not_counted() {
     let env = TestEnv::new();
     env.write("queue.jsonl", ledger("") + &record("live", "researcher", "queued"));
     env.write("queue.gen.3", record("stray", "researcher", "queued"));
-    assert_counts(
-        &env,
-        1.0,
-        1.0,
-        &["queue.gen.3: an earlier generation that the queue's ledger does not list: not read"],
-    );
+    assert_counts(&env, 1.0, 1.0, &["queue.gen.3: a generation that the queue's ledger does not list: not read"]);
 }
 
 #[test]
@@ -106,4 +101,43 @@ fn late_lines_count_while_the_queue_itself_is_a_symbolic_link() {
     env.write("queue.gen.7", record("not of this queue", "researcher", "queued"));
     symlink("real/work.jsonl", env.path("queue.jsonl")).unwrap();
     assert_counts(&env, 1.0, 1.0, &[]);
+}
+
+#[test]
+fn whatever_else_is_named_like_a_generation_stops_no_run() {
+    let env = TestEnv::new();
+    env.write("queue.jsonl", record("a", "researcher", "queued"));
+    fs::create_dir(env.path("queue.gen.5")).unwrap();
+    symlink("nowhere", env.path("queue.gen.6")).unwrap();
+    env.write("queue.gen.07", "");
+    env.write("queue.gen.x", "");
+    let run = run(&mut env.to_stdout());
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert!(run.stderr.contains("queue.gen.5: this and 1 more generations"), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+}
+
+#[test]
+fn no_counter_wraps_whatever_a_ledger_says() {
+    let env = TestEnv::new();
+    let most = u64::MAX;
+    let histogram = format!("{{\"buckets\":[{}],\"sum_us\":{most}}}", vec![most.to_string(); 13].join(","));
+    let ledger = format!(
+        "{{\"id\":\"ledger\",\"ts\":1,\"kind\":\"ledger\",\"from\":\"handoff\",\"to\":\"\",\"payload\":{{\"version\":1,\"totals\":{{\"cells\":[{{\
+         \"role\":\"researcher\",\"kind\":\"classify\",\"records\":{most},\"done\":{most},\"dead\":{most},\"nacks\":{most},\"unpriced\":{most},\
+         \"spend_usd\":\"34000000000\",\"queue_wait\":{histogram},\"role_time\":{histogram}}}]}},\"generations\":{{}}}},\"status\":\"ledger\"}}\n"
+    );
+    let record = "{\"id\":\"1\",\"ts\":1764400000,\"kind\":\"classify\",\"from\":\"a\",\"to\":\"researcher\",\"payload\":{},\"status\":\"done\",\
+                  \"started_ts\":1764400001,\"finished_ts\":1764400002,\"nacks\":3,\"spend\":[1000000000,\"?\"]}\n";
+    env.write("queue.jsonl", format!("{ledger}{record}{ledger}{record}"));
+    let run = run(&mut env.to_stdout());
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let samples = run.samples();
+    for name in ["handoff_records_total", "handoff_nacks_total", "handoff_spend_unpriced_records_total"] {
+        assert!(sum(&samples, name, &[]) > 1.8e19, "{name} has wrapped");
+    }
+    for name in ["handoff_finished_total", "handoff_queue_wait_seconds_count", "handoff_role_time_seconds_count"] {
+        assert!(sum(&samples, name, &[]) > 1.8e19, "{name} has wrapped");
+    }
+    assert!(sum(&samples, "handoff_spend_usd_total", &[]) > 3.4e10, "the money has wrapped");
 }

@@ -13,6 +13,9 @@ use serde::de::{Deserialize, Deserializer, Visitor};
 
 use self::stops::Stops;
 
+/// Tolerated at the start of a line.
+pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
+
 /// Why a text is no JSON.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -192,8 +195,10 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
+    /// The place of the first value, which a byte order mark may precede.
     pub(super) fn new(text: &'a str) -> Self {
-        let mut cursor = Self { text, stops: Stops::of(text.as_bytes()), at: 0, open: Vec::new(), non_finite: false };
+        let at = if text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+        let mut cursor = Self { text, stops: Stops::of(text.as_bytes()), at, open: Vec::new(), non_finite: false };
         cursor.skip_space();
         cursor
     }

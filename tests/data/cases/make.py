@@ -213,8 +213,8 @@ case("not_json", "What looks like JSON and is not, by RFC 8259.",
 # rec() is 107 bytes long; with {"a":"…"} of n characters in its payload it is 113 + n.
 case("too_long", "--max-line 200: a line of 200 bytes is read, one of 201 is not; its carriage return counts, its newline does not. Being too long comes before bad UTF-8 and bad JSON.",
      lines(rec(payload=b'{"a":"' + b"x" * 87 + b'"}'), rec(payload=b'{"a":"' + b"x" * 88 + b'"}'), rec(payload=b'{"a":"' + b"x" * 87 + b'"}') + b"\r", b"\xff" * 201, b"{" * 201,
-           b"\xff" * 200, b"{" * 200),
-     [total(1), bad(too_long=4, not_utf8=1, not_json=1)],
+           b"\xff" * 200, b"{" * 200, b"x" * 200 + b"blob/cd/" + b"cd" * 32),
+     [total(1), bad(too_long=5, not_utf8=1, not_json=1), "handoff_blob_missing_references 1"],
      args=["--max-line", "200"])
 
 case("surrogates", "Lone surrogate escapes are read as U+FFFD, one for each; a pair is one character. In an envelope field they cast doubt (the record is not counted as oversized), inside payload they do not.",
@@ -233,8 +233,10 @@ case("duplicate_keys", "The last of duplicate keys counts, also when it makes th
            b'{"id":"e","ts":1795950000,"kind":"classify","from":"triage","to":"researcher","payload":{},"status":"done","protocol_version":9,"protocol_version":2}',
            rec(payload=b'{"a":1,"a":2,"big":"' + b"x" * 8200 + b'"}'),
            rec(b'"status":"done"', payload=b'{"big":"' + b"x" * 8200 + b'"}'),
+           rec(b'"owner":{},"owner":null', payload=b'{"big":"' + b"x" * 8200 + b'"}'),
+           rec(b'"mine":1,"mine":2', payload=b'{"big":"' + b"x" * 8200 + b'"}'),
            rec(b'"spend":{"cost_usd":9,"cost_usd":0.5}', payload=b'{"big":"' + b"x" * 8200 + b'"}')),
-     [status("done", 7), status("queued", 0), total(7), usd("0.75"), unpriced(0), oversized(2), bad(not_an_envelope=1)],
+     [status("done", 9), status("queued", 0), total(9), usd("0.75"), unpriced(0), oversized(3), bad(not_an_envelope=1)],
      absent=["nobody"])
 
 case("big_numbers", "Integers and floats of any size pass where the format gives no meaning to them; as a time they are unreadable, as a cost unusable, as a count unreadable.",
@@ -338,9 +340,10 @@ case("spend_ids", "Entries with the same id in one record count once, the last o
            rec(b'"spend":{"id":"msg_1","cost_usd":0.1,"model":"m","input_tokens":5}', kind=b'"twice"'),
            rec(b'"spend":[{"id":"a","cost_usd":-1},{"id":"a","cost_usd":1}]', kind=b'"mended"'), rec(b'"spend":[{"id":"a","cost_usd":1},{"id":"a"}]', kind=b'"spoilt"'),
            rec(b'"spend":[{"id":7,"cost_usd":1},{"id":7,"cost_usd":1},{"id":null,"cost_usd":1},{"cost_usd":1}]', kind=b'"noid"'),
-           rec(b'"spend":[{"id":"\\u0061","cost_usd":1},{"id":"a","cost_usd":2}]', kind=b'"escaped"')),
+           rec(b'"spend":[{"id":"\\u0061","cost_usd":1},{"id":"a","cost_usd":2}]', kind=b'"escaped"'),
+           rec(b'"spend":[{"id":"","cost_usd":1},{"id":"","cost_usd":2}]', kind=b'"empty"')),
      [usd("0.7", kind="twice"), tokens("m", 12, 0, 0, 0, "twice"), usd(1, kind="mended"), unpriced(0, kind="mended"), usd(0, kind="spoilt"), unpriced(1, kind="spoilt"), usd(4, kind="noid"),
-      usd(2, kind="escaped")])
+      usd(2, kind="escaped"), usd(3, kind="empty")])
 
 case("spend_tokens", "Anthropic's cached tokens are additional; OpenAI's are a subset, in both its interfaces; a subset larger than its whole leaves input 0 and the tokens unknown.",
      lines(rec(b'"spend":{"cost_usd":1,"model":"anthropic","input_tokens":100,"output_tokens":50,"cache_read_input_tokens":1000,"cache_creation_input_tokens":200}'),
@@ -353,14 +356,15 @@ case("spend_tokens", "Anthropic's cached tokens are additional; OpenAI's are a s
            rec(b'"spend":{"cost_usd":1,"model":"too-many","prompt_tokens":10,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":20}}'),
            rec(b'"spend":{"cost_usd":1,"model":"too-many-2","input_tokens":10,"input_tokens_details":{"cached_tokens":11}}'),
            rec(b'"spend":{"cost_usd":1,"model":"too-many-3","prompt_tokens":10,"cache_read_input_tokens":6,"cache_creation_input_tokens":5}'),
+           rec(b'"spend":{"cost_usd":1,"model":"no-whole","output_tokens":1,"input_tokens_details":{"cached_tokens":5}}'),
            rec(b'"spend":{"cost_usd":1,"model":"all-cached","prompt_tokens":10,"prompt_tokens_details":{"cached_tokens":10}}'),
            rec(b'"spend":{"cost_usd":1,"model":"nulls","input_tokens":null,"prompt_tokens":9,"output_tokens":null,"completion_tokens":8,"prompt_tokens_details":null,"cache_read_input_tokens":null}'),
            rec(b'"spend":{"cost_usd":1,"model":"bad","input_tokens":"100","output_tokens":-1,"cache_read_input_tokens":1.5,"cache_creation_input_tokens":4}'),
            rec(b'"spend":{"cost_usd":1,"model":"max","input_tokens":18446744073709551615,"output_tokens":18446744073709551616}'),
            rec(b'"spend":{"cost_usd":1,"model":"","input_tokens":1}'), rec(b'"spend":{"cost_usd":1,"model":null,"input_tokens":1}'), rec(b'"spend":{"cost_usd":1,"model":7,"input_tokens":1}')),
      [tokens("anthropic", 100, 50, 1000, 200), tokens("chat", 600, 50, 400, 0), tokens("chat-plain", 1000, 50, 0, 0), tokens("responses", 100, 10, 900, 0), tokens("proxy", 600, 1, 300, 100),
-      tokens("proxy-2", 600, 1, 300, 100), tokens("both", 7, 3, 0, 0), tokens("too-many", 0, 1, 20, 0), tokens("too-many-2", 0, 0, 11, 0), tokens("too-many-3", 0, 0, 6, 5), tokens("all-cached", 0, 0, 10, 0),
-      tokens("nulls", 9, 8, 0, 0), tokens("bad", 0, 0, 0, 4), tokens("max", 18446744073709551615, 0, 0, 0), tokens("unknown", 3, 0, 0, 0), usd(17), unpriced(0)])
+      tokens("proxy-2", 600, 1, 300, 100), tokens("both", 7, 3, 0, 0), tokens("too-many", 0, 1, 20, 0), tokens("too-many-2", 0, 0, 11, 0), tokens("too-many-3", 0, 0, 6, 5), tokens("no-whole", 0, 1, 0, 0), tokens("all-cached", 0, 0, 10, 0),
+      tokens("nulls", 9, 8, 0, 0), tokens("bad", 0, 0, 0, 4), tokens("max", 18446744073709551615, 0, 0, 0), tokens("unknown", 3, 0, 0, 0), usd(18), unpriced(0)])
 
 case("spend_costs", "Without a price map: which reported costs are usable, and when a cost of 0 is believed.",
      lines(*[rec(b'"spend":{"cost_usd":%s}' % cost, kind=b'"%s"' % kind) for kind, cost in (
@@ -397,7 +401,8 @@ PRICES = b"""{
   "vendor/m-paid": {"input_cost_per_token": 0.000002, "output_cost_per_token": 0.00001},
   "m-free": {"input_cost_per_token": 0, "output_cost_per_token": 0.0},
   "m-half": {"input_cost_per_token": 1e-6},
-  "m-null": {"input_cost_per_token": null, "output_cost_per_token": 1e-6},
+  "m-null": {"input_cost_per_token": null, "output_cost_per_token": 1e-6, "output_cost_per_token_above_200k_tokens": null},
+  "m-worse": {"input_cost_per_token": 1e-6, "input_cost_per_token_above_200k_tokens": "dear"},
   "m-tier": {"input_cost_per_token": 1.25e-06, "input_cost_per_token_above_200k_tokens": 2.5e-06, "output_cost_per_token": 1e-05, "output_cost_per_token_above_200k_tokens": 1.5e-05,
              "cache_read_input_token_cost": 1.25e-07, "cache_read_input_token_cost_above_200k_tokens": 2.5e-07},
   "m-tiers": {"input_cost_per_token": 1e-6, "input_cost_per_token_above_200k_tokens": 3e-6, "input_cost_per_token_above_128k_tokens": 2e-6, "output_cost_per_token": 1e-6}
@@ -432,11 +437,13 @@ case("prices", "A price map gives a cost where none is reported: looked up as pr
          (b"k25", b'"model":"m-tiers","input_tokens":100000,"cache_creation_input_tokens":28001,"cost_usd":null'),
          (b"k26", b'"input_tokens":1000'),
          (b"k27", b'"model":"m-paid","prompt_tokens":10,"prompt_tokens_details":{"cached_tokens":20}'),
-         (b"k28", b'"model":"m-tiers","input_tokens":128000'))]),
+         (b"k28", b'"model":"m-tiers","input_tokens":128000'),
+         (b"k29", b'"model":"m-worse","input_tokens":200000'),
+         (b"k30", b'"model":"m-worse","input_tokens":200001'))]),
      # k01: .003 + .0015 + .003 + .0075; k04: 600 * 3e-6 + 400 * 3e-7 + 100 * 1.5e-5; k15: 150000 * 2.5e-6 + 50001 * 2.5e-7 + 1000 * 1.5e-5
      [[usd(v, kind=k) for k, v in dict(k01="0.015", k02="0.003", k03="0.0045", k04="0.00342", k05=0, k06=0, k07=0, k08=0, k09="0.001", k10=0, k11="0.001", k12=0, k13=0, k14="0.26", k15="0.40250025",
-                                      k16="0.3", k17="0.75", k18="0.5", k19=0, k20=0, k21=0, k22="0.001", k23=0, k24=0, k25=0, k26=0, k27=0, k28="0.128").items()],
-      [unpriced(1 if k in ("k05", "k08", "k10", "k12", "k19", "k20", "k21", "k23", "k24", "k25", "k26", "k27") else 0, kind=k) for k in (f"k{n:02}" for n in range(1, 29))]],
+                                      k16="0.3", k17="0.75", k18="0.5", k19=0, k20=0, k21=0, k22="0.001", k23=0, k24=0, k25=0, k26=0, k27=0, k28="0.128", k29="0.2", k30=0).items()],
+      [unpriced(1 if k in ("k05", "k08", "k10", "k12", "k19", "k20", "k21", "k23", "k24", "k25", "k26", "k27", "k30") else 0, kind=k) for k in (f"k{n:02}" for n in range(1, 31))]],
      args=["--prices", "prices.json"], **{"prices.json": PRICES})
 
 # ------------------------------------------------------------------------------------------------------------- labels
@@ -455,6 +462,10 @@ case("configured_empty", "An empty queue shows the configured roles and kinds wi
 case("configured_roles", "With roles alone configured, the kinds are those that the queue shows, each for every role.",
      lines(rec(to=b'"a"', kind=b'"x"'), rec(to=b'"a"', kind=b'"y"')),
      [total(1, "a", "x"), total(1, "a", "y"), total(0, "b", "x"), total(0, "b", "y")], absent=["other"], args=["--roles", "a,b"])
+
+case("configured_twice", "A name that is configured twice, and `other` as a configured name, make no series twice.",
+     lines(rec(to=b'"a"'), rec(to=b'"b"')),
+     [total(1, "a"), total(1, "other")], args=["--roles", "a,a,other"])
 
 case("configured_kinds", "With kinds alone configured, the roles are those that the queue shows.",
      lines(rec(to=b'"a"', kind=b'"x"'), rec(to=b'"b"', kind=b'"q"')),
@@ -501,12 +512,12 @@ def path(digest):
     return ref(digest).decode()
 
 
-case("blobs", "Objects are the regular files named as the store names them. A reference is the text in a line's raw bytes, once a line for each blob, also in a malformed line; not in an unterminated tail.",
+case("blobs", "Objects are the regular files named as the store names them. A reference is the text in a line's raw bytes, each time that it stands there, also in a malformed line and in an unterminated tail.",
      lines(rec(payload=b'{"a":"%s"}' % ref(B1)), rec(payload=b'{"a":{"handle":"see %s."},"b":"%s"}' % (ref(B3), ref(B3))), rec(payload=b'{"a":"%s"}' % ref(B3)), b"{oops " + ref(B4),
            b"\xff" + ref(B4) + b"\xff", rec(payload=b'{"a":"%s","b":"%s"}' % (ref(B3), ref(B4))), b"blob/00/" + B3, ref(B3).upper(), ref(B3).replace(B3, B3.upper()), ref(B3) + b"0",
            ref(B3)[:-1], ref(B3).replace(b"/", b"\\/"), ref(B3) + b"G", b"xblob/x/" + ref(B2)) + ref(B4),
-     # The missing ones: B3 in lines 2, 3, 6 and 13, B4 in lines 4, 5 and 6.
-     ["handoff_blob_objects 2", "handoff_blob_bytes 11", "handoff_blob_missing_references 7", total(4), bad(not_json=9, not_utf8=1)],
+     # The missing ones: B3 in lines 2 (twice), 3, 6 and 13, B4 in lines 4, 5, 6 and behind the last one.
+     ["handoff_blob_objects 2", "handoff_blob_bytes 11", "handoff_blob_missing_references 9", total(4), bad(not_json=9, not_utf8=1)],
      **{path(B1): b"alpha\n", path(B2): b"beta\n", "blob/00/" + B1.decode(): b"misplaced", path(B1) + ".tmp": b"temporary", "blob/README": b"no blob", path(B4).upper().replace("BLOB", "blob"): b"upper case",
         f"blob/{B4.decode()}": b"no directory"})
 
