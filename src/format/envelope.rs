@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::json::{self, Fault, Members};
+use super::json::{self, Document, Fault, Members};
 use super::ledger::Ledger;
+use super::spend;
 use super::time::Timestamp;
 
 /// A payload member with more JSON text than this many bytes belongs in the blob store.
@@ -11,6 +12,7 @@ pub const OVERSIZED: usize = 8 * 1024;
 
 /// What a line is, if it isn't malformed.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, and nearly always a record")]
 pub enum Line<'a> {
     /// White space only.
     Blank,
@@ -41,17 +43,22 @@ pub struct Envelope<'a> {
     pub finished_ts: Option<Timestamp>,
     /// How often it was refused.
     pub nacks: u64,
-    /// What its model responses cost, as JSON text.
-    pub spend: Option<&'a str>,
     /// The payload, as JSON text.
     pub payload: Option<&'a str>,
     /// The length of its longest direct member, as JSON text, if it is an object.
     longest_member: usize,
     /// Whether a field had to be interpreted. Such a record is counted, but never changed or removed.
     pub in_doubt: bool,
+    document: Document<'a>,
+    spend_start: Option<usize>,
 }
 
-impl Envelope<'_> {
+impl<'a> Envelope<'a> {
+    /// The model responses in its `spend`, of several with the same id only the last; `None` if it has no `spend`.
+    pub(super) fn responses(&self) -> Option<Vec<spend::Entry<'a>>> {
+        self.spend_start.map(|start| spend::entries(&mut self.document.cursor(start)))
+    }
+
     /// Whether the next offload would move a part of the payload into the blob store.
     #[must_use]
     pub fn is_oversized(&self) -> bool {
@@ -158,14 +165,15 @@ pub fn parse(line: &[u8]) -> Result<Line<'_>, Malformed> {
     let text = simdutf8::compat::from_utf8(line).map_err(|error| {
         Malformed::new(Reason::NotUtf8, format!("invalid UTF-8 at byte {}", error.valid_up_to() + 1))
     })?;
-    let members = match Members::read(text, index) {
+    let document = Document::new(text);
+    let members = match document.object(index) {
         Ok(members) => members,
         Err(_) if is_blank(line) => return Ok(Line::Blank),
         Err(Fault::NotAnObject) => return Err(Malformed::new(Reason::NotAnEnvelope, "not a JSON object")),
         Err(Fault::Syntax(fault)) => return Err(Malformed::new(Reason::NotJson, fault.to_string())),
     };
     let in_doubt = members.duplicates || members.non_finite;
-    Reader { members, in_doubt }.read()
+    Reader { document, members, in_doubt }.read()
 }
 
 fn is_blank(line: &[u8]) -> bool {
@@ -213,6 +221,7 @@ const FIELDS: usize = 17;
 
 /// Reads an envelope's fields and remembers whether any of them had to be interpreted.
 struct Reader<'a> {
+    document: Document<'a>,
     members: Members<'a, FIELDS>,
     in_doubt: bool,
 }
@@ -234,13 +243,13 @@ impl<'a> Reader<'a> {
         let status = self.text(STATUS, "`status` is missing or not a string")?;
         let ts = self.members.get(TS).and_then(Timestamp::from_json);
         let ts = ts.ok_or(Malformed::new(Reason::NotAnEnvelope, "`ts` is missing or not a readable time"))?;
-        let payload = self.members.value(PAYLOAD);
+        let payload = self.members.get(PAYLOAD);
 
         if kind == "ledger" && status == "ledger" {
             if self.in_doubt {
                 return Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: it is ambiguous"));
             }
-            return Ok(Line::Ledger(Box::new(Ledger::read(payload.map_or("", |payload| payload.text))?)));
+            return Ok(Line::Ledger(Box::new(Ledger::read(payload.unwrap_or_default())?)));
         }
         let status = Status::read(&status);
         Ok(Line::Record(Envelope {
@@ -253,10 +262,11 @@ impl<'a> Reader<'a> {
             started_ts: self.optional(STARTED_TS, Timestamp::from_json),
             finished_ts: self.optional(FINISHED_TS, Timestamp::from_json),
             nacks: self.optional(NACKS, nacks).unwrap_or(0).max(u64::from(status == Status::Nack)),
-            spend: self.members.get(SPEND),
-            payload: payload.map(|payload| payload.text),
-            longest_member: payload.filter(|p| p.text.starts_with('{')).map_or(0, |payload| payload.longest_part),
+            payload,
+            longest_member: payload.filter(|p| p.starts_with('{')).map_or(0, |_| self.members.longest_part(PAYLOAD)),
             in_doubt: self.in_doubt,
+            spend_start: self.members.start(SPEND),
+            document: self.document,
         }))
     }
 

@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::envelope::{Malformed, Reason};
 use super::histogram::Histogram;
-use super::json::Members;
+use super::json::Document;
 use super::money::Usd;
 use super::spend::Tokens;
 
@@ -120,8 +120,10 @@ impl Ledger {
 
     /// Reads the payload of a ledger line.
     pub(super) fn read(payload: &str) -> Result<Self, Malformed> {
-        let version =
-            Members::<1>::read(payload, |key| (key == b"version").then_some(0)).ok().and_then(|members| members.get(0));
+        let version = Document::new(payload)
+            .object::<1>(|key| (key == b"version").then_some(0))
+            .ok()
+            .and_then(|members| members.get(0));
         match version {
             Some(Self::VERSION) if payload.len() > Self::MAX_BYTES => {
                 Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: it is too long"))

@@ -31,7 +31,8 @@ impl LineSplitter {
     /// A splitter at the start of a line, for lines of at most `max_line` bytes.
     #[must_use]
     pub fn new(max_line: usize) -> Self {
-        Self { max_line, partial: Vec::new(), partial_bytes: 0 }
+        // Places in a line are held as 32 bits.
+        Self { max_line: max_line.min(u32::MAX as usize), partial: Vec::new(), partial_bytes: 0 }
     }
 
     /// Takes the next bytes of the stream and passes on the lines that they complete.

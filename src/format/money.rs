@@ -22,6 +22,22 @@ impl Usd {
     /// Reads a JSON number that is not negative, needs no more than 28 decimal places, and is below 3.4e10.
     #[must_use]
     pub fn parse(number: &str) -> Option<Self> {
+        Self::parse_plain(number).or_else(|| Self::parse_any(number))
+    }
+
+    /// The form that nearly every amount has: `0.0375`, with up to 18 decimals.
+    fn parse_plain(number: &str) -> Option<Self> {
+        let [b'0', b'.', fraction @ ..] = number.as_bytes() else { return None };
+        if !(1..=18).contains(&fraction.len()) {
+            return None;
+        }
+        let digit = |n: u64, b: &u8| b.is_ascii_digit().then(|| n * 10 + u64::from(b - b'0'));
+        let value = fraction.iter().try_fold(0, digit)?;
+        let scale = 10_u128.pow(28 - u32::try_from(fraction.len()).ok()?);
+        Some(Self(u128::from(value) * scale))
+    }
+
+    fn parse_any(number: &str) -> Option<Self> {
         let (negative, number) = match number.strip_prefix('-') {
             Some(rest) => (true, rest),
             None => (false, number),
@@ -132,6 +148,9 @@ mod tests {
             ("-0.0", "0"),
             ("0e999999999999999999999", "0"),
             ("0.1", "0.1"),
+            ("0.999999999999999999", "0.999999999999999999"),
+            ("0.9999999999999999999", "0.9999999999999999999"),
+            ("1.5", "1.5"),
             ("0.1000", "0.1"),
             ("1E+3", "1000"),
             ("1.5e-07", "0.00000015"),

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::json::{self, Cursor, Members, Stop};
+use super::json::{self, Cursor, Document, Members, Stop};
 use super::money::Usd;
 
 /// Token counts by type.
@@ -75,19 +75,18 @@ struct Usage {
 /// length in memory, because of all its entries only the last with each id counts.
 const MAX_ENTRIES: usize = 10_000;
 
-/// Reads a record's `spend`: its entries, of several with the same id only the last.
-pub(super) fn entries<'a>(spend: &'a str) -> Vec<Entry<'a>> {
+/// Reads a record's `spend`, which begins at the cursor: its entries, of several with the same id only the last.
+pub(super) fn entries<'a>(spend: &mut Cursor<'_, 'a>) -> Vec<Entry<'a>> {
     let mut entries = Vec::new();
-    let mut push = |cursor: &mut Cursor<'a>| {
+    let mut push = |cursor: &mut Cursor<'_, 'a>| {
         let entry = Entry::read(cursor)?;
         if entries.len() <= MAX_ENTRIES {
             entries.push(entry);
         }
         Ok(())
     };
-    let mut cursor = Cursor::new(spend);
-    // The text is valid JSON, so there is nothing that could stop the cursor.
-    let read = if spend.starts_with('[') { cursor.elements(&mut push) } else { push(&mut cursor) };
+    // The line is valid JSON, so there is nothing that could stop the cursor.
+    let read = if spend.is_at_array() { spend.elements(&mut push) } else { push(spend) };
     debug_assert!(read.is_ok());
     if entries.len() > MAX_ENTRIES {
         return vec![Entry { cost: ReportedCost::Unusable, ..Entry::default() }];
@@ -102,9 +101,9 @@ pub(super) fn entries<'a>(spend: &'a str) -> Vec<Entry<'a>> {
 }
 
 impl<'a> Entry<'a> {
-    fn read(cursor: &mut Cursor<'a>) -> Result<Self, Stop> {
+    fn read(cursor: &mut Cursor<'_, 'a>) -> Result<Self, Stop> {
         if !cursor.is_at_object() {
-            let amount = Usd::parse(cursor.value()?.text);
+            let amount = Usd::parse(cursor.text()?);
             return Ok(Self { cost: ReportedCost::of(amount), ..Self::default() });
         }
         let members = cursor.members(index)?;
@@ -205,7 +204,7 @@ impl Usage {
         let details = members
             .get(whole)
             .and(members.get(details))
-            .and_then(|details| Members::<1>::read(details, |key| (key == b"cached_tokens").then_some(0)).ok());
+            .and_then(|details| Document::new(details).object::<1>(|key| (key == b"cached_tokens").then_some(0)).ok());
         let cached = usage.count(details.and_then(|details| details.get(0)));
         let cache_read = usage.count(members.get(CACHE_READ));
         let cache_creation = usage.count(members.get(CACHE_CREATION));

@@ -6,7 +6,7 @@ use super::envelope::{self, Envelope, Line, Malformed, Reason, Status};
 use super::labels::{Label, Labels};
 use super::ledger::{Ledger, Totals};
 use super::lines::RawLine;
-use super::spend::{self, Prices, Tokens};
+use super::spend::{Prices, Tokens};
 use super::time::{Timestamp, interval};
 
 /// What the fold takes from outside the queue.
@@ -138,9 +138,9 @@ impl Summary {
             }
         }
 
-        if let Some(spend) = envelope.spend {
+        if let Some(responses) = envelope.responses() {
             let mut unpriced = false;
-            for entry in spend::entries(spend) {
+            for entry in responses {
                 match entry.cost(&parameters.prices) {
                     Some(cost) => totals.spend_usd = totals.spend_usd.saturating_add(cost),
                     None => unpriced = true,

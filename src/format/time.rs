@@ -57,6 +57,9 @@ impl Timestamp {
 
     #[expect(clippy::cast_possible_truncation, reason = "at most 1e17, checked before")]
     fn from_number(number: &str) -> Option<Self> {
+        if let Some(time) = Self::from_plain_seconds(number) {
+            return Some(time);
+        }
         let number: f64 = number.parse().ok()?;
         if (0.0..FIRST_MILLISECONDS).contains(&number) {
             Some(Self((number * 1e6).round() as i64))
@@ -65,6 +68,19 @@ impl Timestamp {
         } else {
             None
         }
+    }
+
+    /// The form that nearly every time has, read without floats: `1764400000` or `1764400000.123`.
+    fn from_plain_seconds(number: &str) -> Option<Self> {
+        let (whole, rest) = number.split_at_checked(10)?;
+        let fraction = if rest.is_empty() { rest } else { rest.strip_prefix('.')? };
+        if fraction.len() > 6 {
+            return None;
+        }
+        let digits =
+            |text: &str| text.bytes().try_fold(0, |n, b| b.is_ascii_digit().then(|| n * 10 + i64::from(b - b'0')));
+        let scale = 10_i64.pow(6 - u32::try_from(fraction.len()).ok()?);
+        Some(Self(digits(whole)? * MICROS_PER_SECOND + digits(fraction)? * scale))
     }
 }
 

@@ -51,9 +51,57 @@ impl fmt::Display for SyntaxFault {
 pub(super) struct Stop;
 type Step<T = ()> = Result<T, Stop>;
 
+/// A text in which the ends of strings have been found.
+#[derive(Debug)]
+pub(super) struct Document<'a> {
+    text: &'a str,
+    stops: Stops,
+}
+
+impl<'a> Document<'a> {
+    /// The document that `text` is, which may be no JSON.
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { text, stops: Stops::of(text.as_bytes()) }
+    }
+
+    /// Reads the document as one object. `index` gives each key that is wanted, decoded, its place.
+    pub(super) fn object<const N: usize>(&self, index: fn(&[u8]) -> Option<usize>) -> Result<Members<'a, N>, Fault> {
+        let mut cursor = self.start();
+        match cursor.members(index) {
+            Ok(members) if cursor.end().is_ok() => Ok(members),
+            _ => Err(self.syntax_fault().map_or(Fault::NotAnObject, Fault::Syntax)),
+        }
+    }
+
+    /// What stops the document from being one JSON value.
+    fn syntax_fault(&self) -> Option<SyntaxFault> {
+        let mut cursor = self.start();
+        let value = cursor.value();
+        let at = cursor.at + 1;
+        match value {
+            Err(Stop) if at > self.text.len() => Some(SyntaxFault::End),
+            Err(Stop) => Some(SyntaxFault::Byte(at)),
+            Ok(_) => cursor.end().err().map(|Stop| SyntaxFault::Trailing(cursor.at + 1)),
+        }
+    }
+
+    /// The place of the first value, which a byte order mark may precede.
+    fn start(&self) -> Cursor<'_, 'a> {
+        let mut cursor = self.cursor(if self.text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 });
+        cursor.skip_space();
+        cursor
+    }
+
+    /// A place at which a value begins.
+    pub(super) fn cursor(&self, at: usize) -> Cursor<'_, 'a> {
+        Cursor { text: self.text, stops: &self.stops, at, open: Open::default(), non_finite: false }
+    }
+}
+
 /// The members of one object that a reader has a use for, as the text that stands in the line.
 pub(super) struct Members<'a, const N: usize> {
-    values: [Option<Value<'a>>; N],
+    text: &'a str,
+    spans: [Span; N],
     /// Whether one of them stood there more than once. The last one counts.
     pub(super) duplicates: bool,
     /// Whether a number anywhere in the object is none of JSON's.
@@ -61,38 +109,35 @@ pub(super) struct Members<'a, const N: usize> {
     has_escapes: bool,
 }
 
-/// One value as it stands in the line.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Value<'a> {
-    pub(super) text: &'a str,
-    /// The length of its longest direct member or element, if it is an object or array.
-    pub(super) longest_part: usize,
+/// Where a value stands; an absent one takes no bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Span {
+    start: u32,
+    end: u32,
+    /// The length of the value's longest direct member or element, if it is an object or array.
+    longest_part: u32,
 }
 
 impl<'a, const N: usize> Members<'a, N> {
-    /// Reads `text`, which must be one object. `index` gives each key that is wanted, decoded, its place.
-    pub(super) fn read(text: &'a str, index: fn(&[u8]) -> Option<usize>) -> Result<Self, Fault> {
-        let mut cursor = Cursor::new(text);
-        let result = cursor.members(index).and_then(|members| cursor.end().map(|()| members));
-        result.map_err(|Stop| match syntax_fault(text) {
-            None => Fault::NotAnObject,
-            Some(fault) => Fault::Syntax(fault),
-        })
-    }
-
-    /// Member `index`; `null` is absent.
-    pub(super) fn value(&self, index: usize) -> Option<Value<'a>> {
-        self.values[index].filter(|value| value.text != "null")
-    }
-
     /// The text of member `index`; `null` is absent.
     pub(super) fn get(&self, index: usize) -> Option<&'a str> {
-        self.value(index).map(|value| value.text)
+        let Span { start, end, .. } = self.spans[index];
+        self.text.get(start as usize..end as usize).filter(|text| !matches!(*text, "" | "null"))
+    }
+
+    /// Where the text of member `index` begins.
+    pub(super) fn start(&self, index: usize) -> Option<usize> {
+        self.get(index).map(|_| self.spans[index].start as usize)
+    }
+
+    /// The length of the longest direct member or element of member `index`, if that is an object or array.
+    pub(super) fn longest_part(&self, index: usize) -> usize {
+        self.spans[index].longest_part as usize
     }
 
     /// Member `index`, if it is a string.
     pub(super) fn string(&self, index: usize) -> Option<Text<'a>> {
-        let json = self.values[index]?.text;
+        let json = self.get(index)?;
         if self.has_escapes {
             return string(json);
         }
@@ -101,26 +146,14 @@ impl<'a, const N: usize> Members<'a, N> {
     }
 }
 
-/// What stops `text` from being one JSON value.
-fn syntax_fault(text: &str) -> Option<SyntaxFault> {
-    let mut cursor = Cursor::new(text);
-    let value = cursor.value();
-    let at = cursor.at + 1;
-    match value {
-        Err(Stop) if at > text.len() => Some(SyntaxFault::End),
-        Err(Stop) => Some(SyntaxFault::Byte(at)),
-        Ok(_) => cursor.end().err().map(|Stop| SyntaxFault::Trailing(cursor.at + 1)),
-    }
-}
-
 /// How many elements `json` has, if it is an array.
 pub(super) fn array_len(json: &str) -> Option<u64> {
     let mut len = 0;
-    let mut count = |cursor: &mut Cursor<'_>| {
+    let mut count = |cursor: &mut Cursor<'_, '_>| {
         len += 1;
         cursor.value().map(|_| ())
     };
-    Cursor::new(json).elements(&mut count).ok().map(|()| len)
+    Document::new(json).start().elements(&mut count).ok().map(|()| len)
 }
 
 /// A JSON string, decoded.
@@ -184,29 +217,21 @@ fn replace_surrogates(bytes: &[u8]) -> String {
     }
 }
 
-/// A place in a text, moving forward over whole tokens.
-pub(super) struct Cursor<'a> {
+/// A place in a document, moving forward over whole tokens.
+pub(super) struct Cursor<'d, 'a> {
     text: &'a str,
-    stops: Stops,
+    stops: &'d Stops,
     at: usize,
-    /// The bytes that close the containers around this place, as far as they are skipped.
-    open: Vec<u8>,
+    open: Open,
     non_finite: bool,
 }
 
-impl<'a> Cursor<'a> {
-    /// The place of the first value, which a byte order mark may precede.
-    pub(super) fn new(text: &'a str) -> Self {
-        let at = if text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
-        let mut cursor = Self { text, stops: Stops::of(text.as_bytes()), at, open: Vec::new(), non_finite: false };
-        cursor.skip_space();
-        cursor
-    }
-
+impl<'a> Cursor<'_, 'a> {
     /// The object here, of which only the members with an index are kept.
     pub(super) fn members<const N: usize>(&mut self, index: fn(&[u8]) -> Option<usize>) -> Step<Members<'a, N>> {
         let has_escapes = self.stops.has_escapes;
-        let mut members = Members { values: [None; N], duplicates: false, non_finite: false, has_escapes };
+        let spans = [Span::default(); N];
+        let mut members = Members { text: self.text, spans, duplicates: false, non_finite: false, has_escapes };
         self.expect(b'{')?;
         self.skip_space();
         if self.peek() == Some(b'}') {
@@ -216,16 +241,17 @@ impl<'a> Cursor<'a> {
         loop {
             let start = self.at;
             self.skip_string()?;
-            let key = self.text.get(start..self.at).ok_or(Stop)?;
-            let index = if has_escapes {
-                string(key).and_then(|key| index(key.text.as_bytes()))
+            let key = &self.text.as_bytes()[start..self.at];
+            let index = if has_escapes && memchr::memchr(b'\\', key).is_some() {
+                self.text.get(start..self.at).and_then(string).and_then(|key| index(key.text.as_bytes()))
             } else {
-                index(&key.as_bytes()[1..key.len() - 1])
+                index(&key[1..key.len() - 1])
             };
             self.skip_colon()?;
             let value = self.value()?;
             if let Some(index) = index {
-                members.duplicates |= members.values[index].replace(value).is_some();
+                members.duplicates |= members.spans[index].end > 0;
+                members.spans[index] = value;
             }
             if !self.comma_or(b'}')? {
                 members.non_finite = self.non_finite;
@@ -255,14 +281,27 @@ impl<'a> Cursor<'a> {
         self.peek() == Some(b'{')
     }
 
+    /// Whether an array begins here.
+    pub(super) fn is_at_array(&self) -> bool {
+        self.peek() == Some(b'[')
+    }
+
+    /// The text of the value here.
+    pub(super) fn text(&mut self) -> Step<&'a str> {
+        let start = self.at;
+        self.value()?;
+        self.text.get(start..self.at).ok_or(Stop)
+    }
+
     /// The value here.
-    pub(super) fn value(&mut self) -> Step<Value<'a>> {
+    fn value(&mut self) -> Step<Span> {
         let start = self.at;
         let longest_part = match self.peek() {
             Some(b'{' | b'[') => self.skip_container()?,
             _ => self.skip_scalar().map(|()| 0)?,
         };
-        Ok(Value { text: self.text.get(start..self.at).ok_or(Stop)?, longest_part })
+        let number = |at: usize| u32::try_from(at).map_err(|_| Stop);
+        Ok(Span { start: number(start)?, end: number(self.at)?, longest_part: number(longest_part)? })
     }
 
     fn skip_scalar(&mut self) -> Step {
@@ -278,7 +317,7 @@ impl<'a> Cursor<'a> {
     fn skip_container(&mut self) -> Step<usize> {
         let (mut part_start, mut longest_part) = (self.at, 0);
         loop {
-            if self.open.len() == 1 {
+            if self.open.depth == 1 {
                 part_start = self.at;
             }
             match self.peek() {
@@ -288,7 +327,7 @@ impl<'a> Cursor<'a> {
                     if self.peek() == Some(b'}') {
                         self.at += 1;
                     } else {
-                        self.open.push(b'}');
+                        self.open.push(true);
                         self.skip_key()?;
                         continue;
                     }
@@ -299,7 +338,7 @@ impl<'a> Cursor<'a> {
                     if self.peek() == Some(b']') {
                         self.at += 1;
                     } else {
-                        self.open.push(b']');
+                        self.open.push(false);
                         continue;
                     }
                 }
@@ -307,12 +346,12 @@ impl<'a> Cursor<'a> {
             }
             // That value may have been the last one of several containers.
             loop {
-                let Some(&close) = self.open.last() else { return Ok(longest_part) };
-                if self.open.len() == 1 {
+                let Some(is_object) = self.open.innermost_is_object() else { return Ok(longest_part) };
+                if self.open.depth == 1 {
                     longest_part = longest_part.max(self.at - part_start);
                 }
-                if self.comma_or(close)? {
-                    if close == b'}' {
+                if self.comma_or(if is_object { b'}' } else { b']' })? {
+                    if is_object {
                         self.skip_key()?;
                     }
                     break;
@@ -436,6 +475,38 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// The containers around a place: for each whether it is an object. Kept as bits, because most lines are not deep but each is read.
+#[derive(Default)]
+struct Open {
+    depth: usize,
+    /// The innermost up to 64, the innermost of all in the lowest bit.
+    bits: u64,
+    /// The others, 64 at a time.
+    outer: Vec<u64>,
+}
+
+impl Open {
+    fn push(&mut self, is_object: bool) {
+        if self.depth > 0 && self.depth.is_multiple_of(64) {
+            self.outer.push(self.bits);
+        }
+        self.bits = self.bits << 1 | u64::from(is_object);
+        self.depth += 1;
+    }
+
+    fn pop(&mut self) {
+        self.depth -= 1;
+        self.bits >>= 1;
+        if self.depth > 0 && self.depth.is_multiple_of(64) {
+            self.bits = self.outer.pop().unwrap_or_default();
+        }
+    }
+
+    fn innermost_is_object(&self) -> Option<bool> {
+        (self.depth > 0).then_some(self.bits & 1 == 1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -453,7 +524,11 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<Members<'_, 3>, Fault> {
-        Members::read(text, index)
+        Document::new(text).object(index)
+    }
+
+    fn syntax_fault(text: &str) -> Option<SyntaxFault> {
+        Document::new(text).syntax_fault()
     }
 
     #[test]
@@ -521,6 +596,9 @@ mod tests {
 
     #[test]
     fn depth_costs_no_stack() {
+        let alternating = format!("{{\"a\":{}1{}}}", "[{\"b\":".repeat(100_000), "}]".repeat(100_000));
+        assert!(read(&alternating).is_ok());
+        assert!(read(&alternating.replacen("]}", "}]", 1)).is_err());
         let depth = 200_000;
         let text = format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
         assert!(read(&text).is_ok());

@@ -36,11 +36,11 @@ impl Stops {
             self.bits.push(block.bits(|bytes| is_quote(bytes) | is_control(bytes)));
             return;
         }
-        let (backslashes, quotes, controls) = (block.bits(is_backslash), block.bits(is_quote), block.bits(is_control));
         self.has_escapes = true;
-        let escaped = escaped(backslashes, after_backslash);
+        let escaped = escaped(block.bits(is_backslash), after_backslash);
+        let common = escaped & block.bits(is_common_escape);
+        let mut invalid = escaped & !common;
         let start = self.bits.len() * WORD;
-        let mut invalid = escaped & !block.bits(is_common_escape);
         let mut candidates = invalid;
         while candidates != 0 {
             let at = candidates.trailing_zeros() as usize;
@@ -49,7 +49,9 @@ impl Stops {
             }
             candidates &= candidates - 1;
         }
-        self.bits.push(quotes & !escaped | controls | invalid);
+        // Of the common escapes only the quote is in the first set.
+        let stops = block.bits(|bytes| is_quote(bytes) | is_control(bytes));
+        self.bits.push(stops & !common | invalid);
     }
 
     /// The first stop from `at` on, or a place behind the end of the text.
