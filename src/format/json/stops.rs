@@ -19,39 +19,23 @@ const WORD: usize = u64::BITS as usize;
 impl Stops {
     pub(super) fn of(text: &[u8]) -> Self {
         let (blocks, rest) = text.as_chunks();
-        let mut stops = Self { bits: Vec::with_capacity(blocks.len() + 1), has_escapes: false };
-        let mut after_backslash = false;
-        for block in blocks {
-            stops.push(&Block::new(block), text, &mut after_backslash);
-        }
         // The padding is of control characters, so that every search ends.
         let mut last = [0; WORD];
         last[..rest.len()].copy_from_slice(rest);
-        stops.push(&Block::new(&last), text, &mut after_backslash);
-        stops
-    }
 
-    fn push(&mut self, block: &Block, text: &[u8], after_backslash: &mut bool) {
-        if !*after_backslash && !block.any(is_backslash) {
-            self.bits.push(block.bits(|bytes| is_quote(bytes) | is_control(bytes)));
-            return;
-        }
-        self.has_escapes = true;
-        let escaped = escaped(block.bits(is_backslash), after_backslash);
-        let common = escaped & block.bits(is_common_escape);
-        let mut invalid = escaped & !common;
-        let start = self.bits.len() * WORD;
-        let mut candidates = invalid;
-        while candidates != 0 {
-            let at = candidates.trailing_zeros() as usize;
-            if is_escape(text.get(start + at..).unwrap_or_default()) {
-                invalid &= !(1 << at);
+        let mut stops = Self { bits: Vec::with_capacity(blocks.len() + 1), has_escapes: false };
+        let mut after_backslash = false;
+        for (index, bytes) in blocks.iter().chain([&last]).enumerate() {
+            let block = Block::new(bytes);
+            let mut bits = block.bits(|bytes| is_quote(bytes) | is_control(bytes));
+            if after_backslash || block.any(is_backslash) {
+                stops.has_escapes = true;
+                bits =
+                    without_escapes(bits, &block, text.get(index * WORD..).unwrap_or_default(), &mut after_backslash);
             }
-            candidates &= candidates - 1;
+            stops.bits.push(bits);
         }
-        // Of the common escapes only the quote is in the first set.
-        let stops = block.bits(|bytes| is_quote(bytes) | is_control(bytes));
-        self.bits.push(stops & !common | invalid);
+        stops
     }
 
     /// The first stop from `at` on, or a place behind the end of the text.
@@ -65,6 +49,23 @@ impl Stops {
         let last = rest.get(empty).map_or(0, |word| word.trailing_zeros() as usize);
         (at / WORD + 1 + empty) * WORD + last
     }
+}
+
+/// Resolves the escapes in a block at which `text` begins: escaped quotes are no stops, and what may not be escaped is one.
+fn without_escapes(stops: u64, block: &Block, text: &[u8], after_backslash: &mut bool) -> u64 {
+    let escaped = escaped(block.bits(is_backslash), after_backslash);
+    let common = escaped & block.bits(is_common_escape);
+    let mut invalid = escaped & !common;
+    let mut candidates = invalid;
+    while candidates != 0 {
+        let at = candidates.trailing_zeros() as usize;
+        if is_escape(text.get(at..).unwrap_or_default()) {
+            invalid &= !(1 << at);
+        }
+        candidates &= candidates - 1;
+    }
+    // Of the common escapes only the quote is among the stops.
+    stops & !common | invalid
 }
 
 /// 64 bytes of a text.
