@@ -651,7 +651,7 @@ class Count:
             total[token_type] += counts[token_type]
 
     def model(self, raw):
-        return self.models.label(raw) if raw else "unknown"
+        return self.models.label(raw or "unknown")
 
     def references(self, data):
         for digest in REFERENCE.findall(data):

@@ -130,3 +130,19 @@ fn copy_folder(from: &Path, to: &Path) {
         }
     }
 }
+
+#[test]
+fn the_readme_shows_what_the_first_command_prints() {
+    let env = TestEnv::new();
+    env.write("week.jsonl", fs::read(in_tests("data/week/queue.jsonl")).unwrap());
+    let run = run(env.bare_exporter().args(["--queue", "week.jsonl", "--stdout"]));
+    let output =
+        String::from_utf8(run.stdout).unwrap() + &run.stderr.replace("week.jsonl", "tests/data/week/queue.jsonl");
+    let readme = fs::read_to_string(in_tests("../README.md")).unwrap();
+    let mut shown = 0;
+    for line in readme.lines().filter(|line| line.starts_with("handoff_") || line.starts_with("handoff-exporter: ")) {
+        assert!(output.lines().any(|printed| printed == line), "the README shows a line that isn't printed: {line}");
+        shown += 1;
+    }
+    assert!(shown >= 3, "the README shows nothing");
+}
