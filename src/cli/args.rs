@@ -9,7 +9,8 @@ use clap::builder::FalseyValueParser;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command};
 
-use super::messages::Level;
+use super::exit::Exit;
+use super::messages::{Level, Messages};
 use crate::format::labels;
 use crate::format::time::Timestamp;
 use crate::store::queue::{QueueFiles, ReadOptions};
@@ -25,15 +26,15 @@ pub(super) struct Common {
     #[arg(long, env = "HANDOFF_LOCK", value_name = "PATH")]
     lock: Option<PathBuf>,
 
-    /// How long to wait for the lock before giving up with exit code 75
+    /// How long to wait for the lock before giving up with exit code 75, as in 500ms or 1m
     #[arg(long, env = "HANDOFF_LOCK_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     lock_timeout: Duration,
 
-    /// Count longer lines as malformed, without reading them into memory
-    #[arg(long, env = "HANDOFF_MAX_LINE", value_name = "SIZE", default_value = "64MiB")]
+    /// Count longer lines as malformed, without reading them into memory; in bytes, or as in 512KiB
+    #[arg(long, env = "HANDOFF_MAX_LINE", value_name = "SIZE", default_value = "64MiB", value_parser = size)]
     max_line: ByteSize,
 
-    /// Say more
+    /// Say what was read
     #[arg(short, long, env = "HANDOFF_VERBOSE", value_parser = FalseyValueParser::new())]
     verbose: bool,
 
@@ -105,6 +106,19 @@ pub(super) fn parse(command: Command, args: impl IntoIterator<Item = OsString>) 
         .try_get_matches_from(args)
 }
 
+/// Prints what clap has to say: help and version as they are, an error as one message.
+pub(super) fn report(program: &'static str, error: &clap::Error) -> Exit {
+    if !error.use_stderr() {
+        // Who reads only the beginning has got what they wanted.
+        drop(error.print());
+        return Exit::Done;
+    }
+    let text = error.render().to_string();
+    let first = text.lines().next().unwrap_or_default();
+    Messages::new(program, Level::Error).error(format_args!("{}: see --help", first.trim_start_matches("error: ")));
+    Exit::Usage
+}
+
 /// Whether an argument stands on the command line itself, which wins over variables.
 pub(super) fn is_on_command_line(matches: &ArgMatches, id: &str) -> bool {
     matches.value_source(id) == Some(ValueSource::CommandLine)
@@ -120,6 +134,10 @@ pub(super) fn name(text: &str) -> Result<String, String> {
         return Err(format!("a name has at most {} bytes and no control characters", labels::MAX_BYTES));
     }
     Ok(name.to_owned())
+}
+
+fn size(text: &str) -> Result<ByteSize, String> {
+    text.parse().map_err(|_| "not a size like 64MiB".to_owned())
 }
 
 fn time(text: &str) -> Result<Timestamp, String> {

@@ -19,6 +19,7 @@ use crate::metrics::{self, Health};
 use crate::store::queue::{self, Reading};
 use crate::store::{Error, ErrorKind, atomic_file, read_regular};
 
+const NAME: &str = "handoff-exporter";
 /// The file in the textfile directory.
 const FILE_NAME: &str = "handoff.prom";
 /// The time of the last success when there was none.
@@ -30,9 +31,10 @@ const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
 
 /// Read the handoff queue and write its metrics for node_exporter's textfile collector
 ///
-/// Every flag can also be set by its variable; a flag wins.
+/// Every flag can also be set by its variable; a flag wins. An empty variable counts as not set, and 0, false, no and off
+/// switch a flag without a value off.
 #[derive(Debug, Parser)]
-#[command(name = "handoff-exporter", version, after_help = EXIT_CODES)]
+#[command(name = NAME, version, after_help = EXIT_CODES)]
 struct Arguments {
     #[command(flatten)]
     common: Common,
@@ -41,7 +43,7 @@ struct Arguments {
     #[arg(long, env = "HANDOFF_TEXTFILE_DIR", value_name = "DIR", default_value = "/var/lib/prometheus/node-exporter")]
     textfile_dir: PathBuf,
 
-    /// Print the metrics instead
+    /// Print the metrics to standard output instead of writing handoff.prom
     #[arg(long, env = "HANDOFF_STDOUT", value_parser = FalseyValueParser::new())]
     stdout: bool,
 
@@ -50,7 +52,8 @@ struct Arguments {
     #[arg(long, env = "HANDOFF_ROLES", value_name = "NAME,…", value_delimiter = ',', value_parser = args::name)]
     roles: Vec<String>,
 
-    /// The same for kinds
+    /// The kinds that get series of their own, even without records; all others become `other`
+    /// [default: the first 50 that the queue shows]
     #[arg(long, env = "HANDOFF_KINDS", value_name = "NAME,…", value_delimiter = ',', value_parser = args::name)]
     kinds: Vec<String>,
 
@@ -67,7 +70,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
    0  metrics written
    2  wrong usage
-  65  the price map makes no sense
+  65  the price map is not valid
   74  a file can't be read or written
   75  the lock is busy, or the queue was rewritten without it: try again
 After 65, 74 and 75 the metrics say handoff_exporter_success 0, if they could be written.";
@@ -77,11 +80,7 @@ After 65, 74 and 75 the metrics say handoff_exporter_success 0, if they could be
 pub fn main() -> ExitCode {
     match parse() {
         Ok(arguments) => run(&arguments).into(),
-        Err(error) => {
-            // Help and version are no errors to clap, which knows where to print each.
-            drop(error.print());
-            if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }
-        }
+        Err(error) => args::report(NAME, &error).into(),
     }
 }
 
@@ -106,7 +105,7 @@ fn parse() -> Result<Arguments, clap::Error> {
 fn run(arguments: &Arguments) -> Exit {
     let start = Instant::now();
     let now = arguments.common.now();
-    let messages = Messages::new("handoff-exporter", arguments.common.level());
+    let messages = Messages::new(NAME, arguments.common.level());
     let mut exit = Exit::Done;
 
     let reading = read(arguments, now).inspect_err(|error| {
@@ -137,10 +136,11 @@ fn run(arguments: &Arguments) -> Exit {
     }
     if let Ok(reading) = &reading {
         messages.info(format_args!(
-            "{}: {} lines in {} bytes, read and written in {:?}",
+            "{}: lines: {}, bytes: {}, {}, {:?}",
             arguments.common.queue.display(),
             reading.summary.lines,
             reading.queue_bytes,
+            if reading.locked { "under the lock" } else { "without a lock, because there is no lock file" },
             start.elapsed()
         ));
     }
@@ -162,7 +162,7 @@ fn read(arguments: &Arguments, now: Timestamp) -> Result<Reading, Error> {
 
 fn read_prices(path: &Path) -> Result<Prices, Error> {
     let json = read_regular(path, MAX_PRICES)?;
-    let json = json.ok_or_else(|| Error::new(ErrorKind::Io, path, "the price map does not exist: correct the path"))?;
+    let json = json.ok_or_else(|| Error::new(ErrorKind::Io, path, "does not exist").advise("correct the path"))?;
     Prices::parse(&json).map_err(|error| Error::new(ErrorKind::BadData, path, error.to_string()))
 }
 

@@ -251,11 +251,19 @@ const PRICE_NAMES: [&str; 4] =
 
 /// Why a price map could not be read.
 #[derive(Debug)]
-pub struct PricesError(serde_json::Error);
+pub enum PricesError {
+    /// It is not one JSON object.
+    Json(serde_json::Error),
+    /// No model in it has a usable price.
+    NoPrices,
+}
 
 impl fmt::Display for PricesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "not a price map: {}", self.0)
+        match self {
+            Self::Json(error) => write!(f, "not a price map: {error}"),
+            Self::NoPrices => write!(f, "not a price map: no model has a usable {}", PRICE_NAMES.join(", ")),
+        }
     }
 }
 
@@ -265,10 +273,15 @@ impl Prices {
     /// Reads a price map.
     ///
     /// # Errors
-    /// If it isn't one JSON object. Models in it that make no sense have no price.
+    /// If it isn't one JSON object, or has no price. Models in it that make no sense have no price.
     pub fn parse(json: &[u8]) -> Result<Self, PricesError> {
-        let models: HashMap<String, &RawValue> = serde_json::from_slice(json).map_err(PricesError)?;
-        Ok(Self(models.into_iter().map(|(name, prices)| (name, ModelPrices::read(prices.get()))).collect()))
+        let models: HashMap<String, &RawValue> = serde_json::from_slice(json).map_err(PricesError::Json)?;
+        let models: HashMap<_, _> =
+            models.into_iter().map(|(name, prices)| (name, ModelPrices::read(prices.get()))).collect();
+        if models.values().all(|prices| prices.base.iter().all(Option::is_none)) {
+            return Err(PricesError::NoPrices);
+        }
+        Ok(Self(models))
     }
 
     fn model(&self, model: &str, provider: Option<&str>) -> Option<&ModelPrices> {

@@ -22,15 +22,17 @@ pub fn replace(directory: &Path, name: &str, contents: &[u8]) -> Result<(), Erro
     let target = directory.join(name);
     let failed = |what: &'static str| move |error| Error::io(&directory.join(name), what, error);
     let is_directory = fs::metadata(directory).map(|metadata| metadata.is_dir());
-    let what = "is no directory to write into: create it or name another one";
-    if !is_directory.map_err(|error| Error::io(directory, what, error))? {
-        return Err(Error::io(directory, what, io::ErrorKind::NotADirectory.into()));
+    let unusable = |error| {
+        Error::io(directory, "cannot be written into", error).advise("create the directory or name another one")
+    };
+    if !is_directory.map_err(unusable)? {
+        return Err(unusable(io::ErrorKind::NotADirectory.into()));
     }
 
     let prefix = format!(".{name}.");
     remove_abandoned(directory, &prefix);
     let mut temporary = create_temporary(directory, &prefix)
-        .map_err(failed("cannot be written: no temporary file can be made beside it"))?;
+        .map_err(|error| Error::io(directory, "cannot be written into", without_path(&error)))?;
     temporary
         .write_all(contents)
         // Temporary files are made for their owner alone, but node_exporter runs as another user.
@@ -39,6 +41,13 @@ pub fn replace(directory: &Path, name: &str, contents: &[u8]) -> Result<(), Erro
         .map_err(failed("cannot be written"))?;
     temporary.persist(&target).map_err(|error| failed("cannot be replaced")(error.error))?;
     Ok(())
+}
+
+/// The error without the temporary file's name, which nobody could look for.
+fn without_path(error: &io::Error) -> io::Error {
+    let text = error.to_string();
+    let what = text.split(" at path ").next().unwrap_or_default();
+    io::Error::new(error.kind(), what)
 }
 
 /// Makes a temporary file and locks it, which tells other runs that it has an owner.

@@ -11,6 +11,7 @@ pub struct Error {
     path: PathBuf,
     what: String,
     source: Option<io::Error>,
+    advice: Option<&'static str>,
 }
 
 /// The classes of errors, one for each thing that a caller would do about them.
@@ -27,12 +28,18 @@ pub enum ErrorKind {
 impl Error {
     /// A file can't be read or written, because of `source`.
     pub fn io(path: &Path, what: impl Into<String>, source: io::Error) -> Self {
-        Self { kind: ErrorKind::Io, path: path.to_owned(), what: what.into(), source: Some(source) }
+        Self { kind: ErrorKind::Io, path: path.to_owned(), what: what.into(), source: Some(source), advice: None }
     }
 
     /// An error without a deeper cause.
     pub fn new(kind: ErrorKind, path: &Path, what: impl Into<String>) -> Self {
-        Self { kind, path: path.to_owned(), what: what.into(), source: None }
+        Self { kind, path: path.to_owned(), what: what.into(), source: None, advice: None }
+    }
+
+    /// The same with what to do about it.
+    #[must_use]
+    pub fn advise(self, advice: &'static str) -> Self {
+        Self { advice: Some(advice), ..self }
     }
 
     /// The class of the error.
@@ -45,12 +52,17 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path.display(), self.what)?;
-        let Some(source) = &self.source else { return Ok(()) };
-        write!(f, ": {source}")?;
-        match source.kind() {
-            io::ErrorKind::PermissionDenied => f.write_str(": give the user that this runs as access to it"),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => f.write_str(": make room for it"),
-            _ => Ok(()),
+        if let Some(source) = &self.source {
+            write!(f, ": {source}")?;
+        }
+        let by_cause = |source: &io::Error| match source.kind() {
+            io::ErrorKind::PermissionDenied => Some("give this user access to it"),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some("make room for it"),
+            _ => None,
+        };
+        match self.advice.or_else(|| self.source.as_ref().and_then(by_cause)) {
+            Some(advice) => write!(f, ": {advice}"),
+            None => Ok(()),
         }
     }
 }

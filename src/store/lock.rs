@@ -32,8 +32,9 @@ impl SharedLock {
             let Some(file) = open_regular(path)? else {
                 if !directory_of(path).is_dir() {
                     // A wrong path must not switch the locking off.
-                    let what = "cannot be the lock file: its directory does not exist: correct the path";
-                    return Err(Error::new(ErrorKind::Io, path, what));
+                    let error =
+                        Error::new(ErrorKind::Io, path, "cannot be the lock file: its directory does not exist");
+                    return Err(error.advise("correct the path"));
                 }
                 return Ok(Self { path: path.to_owned(), file: None });
             };
@@ -44,6 +45,12 @@ impl SharedLock {
             }
             // The lock file was replaced while we waited: whoever locks now, locks the new one.
         }
+    }
+
+    /// Whether there was a file to lock.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.file.is_some()
     }
 
     /// Whether no writer that takes the lock can have been at work since [`SharedLock::acquire`].
@@ -94,7 +101,7 @@ fn is_still_at(file: &File, path: &Path) -> Result<bool, Error> {
 }
 
 fn busy(path: &Path, timeout: Duration) -> Error {
-    Error::new(ErrorKind::Busy, path, format!("still locked after {timeout:?}{}: try again", held_by(path)))
+    Error::new(ErrorKind::Busy, path, format!("still locked after {timeout:?}{}", held_by(path))).advise("try again")
 }
 
 /// Who holds the lock, as far as the kernel tells.

@@ -10,7 +10,7 @@ pub mod lock;
 pub mod queue;
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub use error::{Error, ErrorKind};
@@ -53,11 +53,11 @@ pub(crate) fn open_regular(path: &Path) -> Result<Option<File>, Error> {
 }
 
 /// Reads a regular file of at most `limit` bytes whole; `None` if there is none.
+#[cfg(feature = "cli")]
 pub(crate) fn read_regular(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Error> {
     let Some(file) = open_regular(path)? else { return Ok(None) };
     let mut contents = Vec::new();
-    file.take(limit.saturating_add(1))
-        .read_to_end(&mut contents)
+    io::Read::read_to_end(&mut io::Read::take(file, limit.saturating_add(1)), &mut contents)
         .map_err(|error| Error::io(path, "cannot be read", error))?;
     if contents.len() as u64 > limit {
         return Err(Error::new(ErrorKind::BadData, path, format!("has more than {limit} bytes: it can't be right")));

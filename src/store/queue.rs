@@ -88,6 +88,8 @@ pub struct Reading {
     pub blobs: Result<BlobReading, Error>,
     /// What somebody should look at, though it kept nothing from being read.
     pub findings: Vec<Finding>,
+    /// Whether there was a lock file to lock.
+    pub locked: bool,
 }
 
 /// What a reading found of the blob store.
@@ -129,16 +131,16 @@ pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) 
     let directory = directory_of(&files.queue);
     if !directory.is_dir() {
         // Not an empty queue: more likely a file system that isn't mounted, or a wrong path.
-        let what = "cannot be read: its directory does not exist: create it or correct the path";
-        return Err(Error::new(ErrorKind::Io, &files.queue, what));
+        let error = Error::new(ErrorKind::Io, &files.queue, "cannot be read: its directory does not exist");
+        return Err(error.advise("create it or correct the path"));
     }
     let start = Instant::now();
     let mut attempts = 0;
-    let (scan, queue_bytes, generations) = loop {
+    let ((scan, queue_bytes, generations), locked) = loop {
         let lock = SharedLock::acquire(&files.lock, start, options.lock_timeout)?;
         let result = Scan::of_queue(files, options, parameters);
         if lock.kept_writers_out()? {
-            break result?;
+            break (result?, lock.is_held());
         }
         // What was read beside a writer means nothing, and neither does an error met then.
         attempts += 1;
@@ -153,13 +155,18 @@ pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) 
         }
     };
     let mut findings = scan.findings;
+    findings.extend(scan.first_missing.into_iter().map(|path| Finding {
+        path: files.blobs.join(path),
+        line: None,
+        message: "is missing, though the queue refers to it".to_owned(),
+    }));
     let told = findings.iter().filter(|finding| finding.line.is_some()).count() as u64;
     let more = scan.summary.malformed.iter().sum::<u64>() - told;
     if more > 0 {
         let message = format!("{more} more malformed lines");
         findings.push(Finding { path: files.queue.clone(), line: None, message });
     }
-    Ok(Reading { summary: scan.summary, queue_bytes, generations, blobs, findings })
+    Ok(Reading { summary: scan.summary, queue_bytes, generations, blobs, findings, locked })
 }
 
 /// One pass over lines, or over a part of them.
@@ -169,9 +176,14 @@ struct Scan<'a> {
     blobs: &'a Path,
     summary: Summary,
     missing_references: u64,
+    /// The first blobs that are missing, by their paths below the store.
+    first_missing: Vec<String>,
     blob_error: Option<Error>,
     findings: Vec<Finding>,
 }
+
+/// How many missing blobs are told by name.
+const MAX_FIRST_MISSING: usize = 10;
 
 impl<'a> Scan<'a> {
     fn new(files: &'a QueueFiles, options: &'a ReadOptions, parameters: &'a Parameters) -> Self {
@@ -181,6 +193,7 @@ impl<'a> Scan<'a> {
             blobs: &files.blobs,
             summary: Summary::new(parameters),
             missing_references: 0,
+            first_missing: Vec::new(),
             blob_error: None,
             findings: Vec::new(),
         }
@@ -198,7 +211,13 @@ impl<'a> Scan<'a> {
                     format!("is missing, though it has an earlier generation, {}: it has been removed", path.display());
                 return Err(Error::new(ErrorKind::Io, &files.queue, what));
             }
-            return Ok((Self::new(files, options, parameters), 0, 0));
+            let mut scan = Self::new(files, options, parameters);
+            scan.findings.push(Finding {
+                path: files.queue.clone(),
+                line: None,
+                message: "does not exist, and is read as an empty queue: if it should, correct the path".to_owned(),
+            });
+            return Ok((scan, 0, 0));
         };
         let failed = |error| read_error(&files.queue, error);
         let real = fs::canonicalize(&files.queue).map_err(failed)?;
@@ -248,6 +267,8 @@ impl<'a> Scan<'a> {
         for later in later {
             scan.summary.merge(later.summary);
             scan.missing_references += later.missing_references;
+            scan.first_missing.extend(later.first_missing);
+            scan.first_missing.truncate(MAX_FIRST_MISSING);
             scan.blob_error = scan.blob_error.or(later.blob_error);
         }
         Ok(scan)
@@ -269,7 +290,13 @@ impl<'a> Scan<'a> {
     fn add_reference(&mut self, path: &str) {
         if self.blob_error.is_none() {
             match blob::exists(self.blobs, path) {
-                Ok(exists) => self.missing_references += u64::from(!exists),
+                Ok(true) => {}
+                Ok(false) => {
+                    self.missing_references += 1;
+                    if self.first_missing.len() < MAX_FIRST_MISSING {
+                        self.first_missing.push(path.to_owned());
+                    }
+                }
                 Err(error) => self.blob_error = Some(error),
             }
         }

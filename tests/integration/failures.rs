@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::exposition::{Samples, sum, value};
 use crate::hostile_labels::flood;
 use crate::test_env::{
-    Background, EARLIER_SECONDS, NOW, NOW_SECONDS, Run, TestEnv, in_tests, python, run, small_queue, to_file_under,
-    tool,
+    Background, EARLIER_SECONDS, NOW, NOW_SECONDS, Run, TestEnv, in_tests, python, record, run, small_queue,
+    to_file_under, tool,
 };
 
 /// All that a run that could not read the queue may tell.
@@ -205,10 +205,13 @@ fn a_queue_behind_a_link_is_read() {
 fn a_missing_queue_is_an_empty_one() {
     let env = exported_before();
     fs::remove_file(env.path("queue.jsonl")).unwrap();
-    let samples = assert_succeeds(&env, &run(&mut env.to_file()));
+    let empty = run(&mut env.to_file());
+    assert_message(&empty, 0, "queue.jsonl: does not exist, and is read as an empty queue");
+    let samples = env.assert_only_a_good_file("of no queue");
+    assert!((value(&samples, "handoff_exporter_success", &[]) - 1.0).abs() < 0.5, "it doesn't say success");
     assert!(value(&samples, "handoff_queue_bytes", &[]).abs() < 0.5);
     assert!(sum(&samples, "handoff_queue_records", &[]).abs() < 0.5);
-    let seeded = run(env.to_file().args(["--roles", "researcher", "--kinds", "classify"]));
+    let seeded = run(env.to_file().args(["--quiet", "--roles", "researcher", "--kinds", "classify"]));
     let samples = assert_succeeds(&env, &seeded);
     let labels = [("role", "researcher"), ("kind", "classify"), ("status", "queued")];
     assert!(value(&samples, "handoff_queue_records", &labels).abs() < 0.5);
@@ -287,7 +290,7 @@ fn a_missing_price_map_is_an_error() {
         &env,
         &run(env.to_file().args(["--prices", "prices.json"])),
         74,
-        "prices.json: the price map does not exist",
+        "prices.json: does not exist: correct the path",
     );
 }
 
@@ -298,7 +301,7 @@ fn a_missing_textfile_directory_is_an_error_and_not_made() {
     let env = TestEnv::new();
     env.write("queue.jsonl", small_queue());
     fs::remove_dir(env.textfile_dir()).unwrap();
-    assert_message(&run(&mut env.to_file()), 74, "textfile: is no directory to write into");
+    assert_message(&run(&mut env.to_file()), 74, "textfile: cannot be written into: No such file");
     assert!(!env.textfile_dir().exists());
 }
 
@@ -306,7 +309,11 @@ fn a_missing_textfile_directory_is_an_error_and_not_made() {
 fn a_read_only_textfile_directory_is_an_error() {
     let env = exported_before();
     set_mode(&env, "textfile", 0o555);
-    assert_leaves_the_file(&env, &mut env.to_file_as_ordinary_user(), "handoff.prom: cannot be written");
+    assert_leaves_the_file(
+        &env,
+        &mut env.to_file_as_ordinary_user(),
+        "textfile: cannot be written into: Permission denied",
+    );
     set_mode(&env, "textfile", 0o755);
 }
 
@@ -419,6 +426,28 @@ fn a_queue_that_was_there_and_is_gone_is_no_empty_one() {
     fs::rename(env.path("queue.jsonl"), env.path("queue.gen.3")).unwrap();
     let run = run(&mut env.to_file());
     assert_fails(&env, &run, 74, "queue.jsonl: is missing, though it has an earlier generation");
+}
+
+#[test]
+fn missing_blobs_are_named() {
+    let env = exported_before();
+    let hash = "ab".repeat(32);
+    env.write(
+        "queue.jsonl",
+        record("a", "researcher", "done").replace("{}", &format!("{{\"text\":\"blob/ab/{hash}\"}}")),
+    );
+    let run = run(&mut env.to_file());
+    assert_message(&run, 0, &format!("blob/ab/{hash}: is missing, though the queue refers to it"));
+}
+
+#[test]
+fn a_price_map_without_a_price_is_bad_data() {
+    for map in ["{}", "{\"m\":null}", "{\"m\":{\"input\":1}}", "{\"m\":{\"input_cost_per_token\":\"dear\"}}"] {
+        let env = exported_before();
+        env.write("prices.json", map);
+        let run = run(env.to_file().args(["--prices", "prices.json"]));
+        assert_fails(&env, &run, 65, "prices.json: not a price map: no model has a usable input_cost_per_token");
+    }
 }
 
 #[test]

@@ -53,7 +53,8 @@ fn wrong_usage_is_refused_before_anything_is_written() {
         }
         let run = run(command.args(arguments));
         assert_eq!((run.code, &*run.stdout), (Some(2), &b""[..]), "{arguments:?}: {}", run.stderr);
-        assert!(!run.stderr.is_empty(), "{arguments:?}");
+        let is_one_message = run.stderr.starts_with("handoff-exporter: ") && run.stderr.lines().count() == 1;
+        assert!(is_one_message && run.stderr.ends_with(": see --help\n"), "{arguments:?}: {}", run.stderr);
         assert_eq!(fs::read(env.prom()).unwrap(), before, "{arguments:?}");
     }
 }
