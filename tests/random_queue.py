@@ -111,7 +111,9 @@ class Maker:
             dot = f".{fraction:06}".rstrip("0").rstrip(".") if not self.chance(0.3) else f".{fraction:06}" + self.pick("", "0", "000", "4", "49")
             zone = self.pick("Z", "z", "+00:00", "-00:00") if offset is None else f"{'+' if offset >= 0 else '-'}{abs(offset) // 60:02}:{abs(offset) % 60:02}"
             return self.string(f"{day.isoformat()}{self.pick('T', 'T', 't')}{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}{dot}{zone}")
-        return f"{seconds}.{fraction:06}" + self.pick("", "", "0", "2", "7")
+        if form == 5:  # what Python's repr gives, which often has seven decimals
+            return repr(us / 1e6 + self.rng.random() * 1e-6)
+        return f"{seconds}.{fraction:06}" + self.pick("", "", "0", "2", "4", "4999", "5", "7")
 
     def bad_time(self):
         self.plain = False

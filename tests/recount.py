@@ -616,7 +616,16 @@ def ledger_of(doc):
     return cells, tokens, offsets
 
 
-REFERENCE = re.compile(rb"blob/([0-9a-f]{2})/(\1[0-9a-f]{62})(?![0-9a-f])")
+REFERENCE = re.compile(rb"(?=blob/([0-9a-f]{2})/(\1[0-9a-f]{62})(?![0-9a-f]))")
+
+
+def unreadable_option(doc):
+    for name in ("started_ts", "finished_ts"):
+        node = present(doc.root, name)
+        if node is not None and time_of(doc, node) is None:
+            return True
+    nacks = present(doc.root, "nacks")
+    return nacks is not None and nacks.kind != "array" and (nacks.kind != "number" or whole(doc.number(nacks), 2**32 - 1) is None)
 
 
 def doubtful(doc):
@@ -666,7 +675,7 @@ class Count:
             doc = envelope(line, self.max_line)
             values = doc.root.value
             if doc.text(values["kind"]) == "ledger" and doc.text(values["status"]) == "ledger":
-                if doubtful(doc):
+                if doubtful(doc) or unreadable_option(doc):
                     raise Malformed("not_an_envelope")
                 self.ledger(ledger_of(doc))
             else:

@@ -26,8 +26,8 @@ const FILE_NAME: &str = "handoff.prom";
 const NEVER: f64 = 0.0;
 /// LiteLLM's price map has a good megabyte.
 const MAX_PRICES: u64 = 64 * 1024 * 1024;
-/// The output of a run has a few megabytes at most.
-const MAX_OUTPUT: u64 = 16 * 1024 * 1024;
+/// The output of a run has some kilobytes, and 25 megabytes if all labels are as many and as long as can be.
+const MAX_OUTPUT: u64 = 64 * 1024 * 1024;
 
 /// Read the handoff queue and write its metrics for node_exporter's textfile collector
 ///

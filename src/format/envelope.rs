@@ -245,6 +245,9 @@ impl<'a> Reader<'a> {
         let ts = ts.ok_or(Malformed::new(Reason::NotAnEnvelope, "`ts` is missing or not a readable time"))?;
         let payload = self.members.get(PAYLOAD);
 
+        let started_ts = self.optional(STARTED_TS, Timestamp::from_json);
+        let finished_ts = self.optional(FINISHED_TS, Timestamp::from_json);
+        let nacks = self.optional(NACKS, nacks).unwrap_or(0);
         if kind == "ledger" && status == "ledger" {
             if self.in_doubt {
                 return Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: it is ambiguous"));
@@ -259,9 +262,9 @@ impl<'a> Reader<'a> {
             from,
             to,
             status,
-            started_ts: self.optional(STARTED_TS, Timestamp::from_json),
-            finished_ts: self.optional(FINISHED_TS, Timestamp::from_json),
-            nacks: self.optional(NACKS, nacks).unwrap_or(0).max(u64::from(status == Status::Nack)),
+            started_ts,
+            finished_ts,
+            nacks: nacks.max(u64::from(status == Status::Nack)),
             payload,
             longest_member: payload.filter(|p| p.starts_with('{')).map_or(0, |_| self.members.longest_part(PAYLOAD)),
             in_doubt: self.in_doubt,

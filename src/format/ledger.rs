@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::envelope::{Malformed, Reason};
 use super::histogram::Histogram;
@@ -15,18 +17,16 @@ use super::money::Usd;
 use super::spend::Tokens;
 
 /// A ledger line's payload.
-#[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// What the removed records amounted to.
-    #[serde(deserialize_with = "object")]
     pub totals: LedgerTotals,
     /// For each earlier generation still on disk, how many of its bytes have been taken over.
     pub generations: BTreeMap<u64, u64>,
 }
 
 /// What the removed records amounted to.
-#[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct LedgerTotals {
     /// By role and kind.
     pub cells: Vec<LedgerCell>,
@@ -37,31 +37,29 @@ pub struct LedgerTotals {
 }
 
 /// What the removed records of one role and kind amounted to.
-#[derive(Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct LedgerCell {
     /// The role.
     pub role: String,
     /// The kind.
     pub kind: String,
     /// The amounts.
-    #[serde(flatten)]
     pub totals: Totals,
 }
 
 /// The tokens that the removed records of one kind used of one model.
-#[derive(Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct LedgerTokens {
     /// The kind.
     pub kind: String,
     /// The model.
     pub model: String,
     /// The counts.
-    #[serde(flatten)]
     pub tokens: Tokens,
 }
 
 /// What records amount to: all that a counter or histogram needs of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Totals {
     /// How many there are.
@@ -98,6 +96,87 @@ impl Totals {
     }
 }
 
+impl Ledger {
+    const VERSION: &str = "1";
+    /// Far more than all cells that there can be. Without a limit a damaged line could take many times its length in memory.
+    const MAX_BYTES: usize = 4 * 1024 * 1024;
+
+    /// Reads the payload of a ledger line.
+    pub(super) fn read(payload: &str) -> Result<Self, Malformed> {
+        let members = Document::new(payload).object::<1>(|key| (key == b"version").then_some(0)).ok();
+        let version = members.as_ref().filter(|members| !members.duplicates).and_then(|members| members.get(0));
+        let unreadable = |what| Err(Malformed::new(Reason::NotAnEnvelope, what));
+        match version {
+            Some(Self::VERSION) if payload.len() > Self::MAX_BYTES => unreadable("unreadable ledger: it is too long"),
+            // What serde has to say may quote the line, and at any length.
+            Some(Self::VERSION) => Self::parse(payload)
+                .or_else(|_| unreadable("unreadable ledger: its payload does not have the format's shape")),
+            Some(number) if number.strip_prefix('-').unwrap_or(number).bytes().all(|b| b.is_ascii_digit()) => {
+                Err(Malformed::new(Reason::UnsupportedVersion, "the ledger's `version` is not 1"))
+            }
+            _ => unreadable("unreadable ledger: it does not have one integer `version`"),
+        }
+    }
+
+    fn parse(payload: &str) -> serde_json::Result<Self> {
+        let stored: StoredLedger<'_> = from_object(payload)?;
+        let totals: StoredTotals<'_> = from_object(stored.totals.get())?;
+        let cell = |json: &&RawValue| {
+            let StoredCell { role, kind } = from_object(json.get())?;
+            Ok(LedgerCell { role, kind, totals: from_object(json.get())? })
+        };
+        let tokens = |json: &&RawValue| {
+            let StoredTokens { kind, model } = from_object(json.get())?;
+            Ok(LedgerTokens { kind, model, tokens: from_object(json.get())? })
+        };
+        Ok(Self {
+            totals: LedgerTotals {
+                cells: totals.cells.iter().map(cell).collect::<serde_json::Result<_>>()?,
+                tokens: totals.tokens.iter().map(tokens).collect::<serde_json::Result<_>>()?,
+                reclaimed_bytes: totals.reclaimed_bytes,
+            },
+            generations: stored.generations,
+        })
+    }
+}
+
+// The parts of a payload as they are stored. A cell is read twice, for its names and for its amounts: serde could flatten one into the
+// other, but would then hold whatever else is in it.
+
+#[derive(Deserialize)]
+struct StoredLedger<'a> {
+    #[serde(borrow)]
+    totals: &'a RawValue,
+    #[serde(deserialize_with = "offsets")]
+    generations: BTreeMap<u64, u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct StoredTotals<'a> {
+    #[serde(borrow)]
+    cells: Vec<&'a RawValue>,
+    #[serde(borrow)]
+    tokens: Vec<&'a RawValue>,
+    reclaimed_bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct StoredCell {
+    role: String,
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct StoredTokens {
+    kind: String,
+    model: String,
+}
+
+fn from_object<'a, T: Deserialize<'a>>(json: &'a str) -> serde_json::Result<T> {
+    object(&mut serde_json::Deserializer::from_str(json))
+}
+
 /// Reads a struct from an object only. A derived implementation would also take an array of its fields.
 fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct Object<T>(PhantomData<T>);
@@ -113,30 +192,55 @@ fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Re
     deserializer.deserialize_map(Object(PhantomData))
 }
 
-impl Ledger {
-    const VERSION: &str = "1";
-    /// Far more than all cells that there can be. Without a limit a damaged line could take many times its length in memory.
-    const MAX_BYTES: usize = 4 * 1024 * 1024;
-
-    /// Reads the payload of a ledger line.
-    pub(super) fn read(payload: &str) -> Result<Self, Malformed> {
-        let version = Document::new(payload)
-            .object::<1>(|key| (key == b"version").then_some(0))
-            .ok()
-            .and_then(|members| members.get(0));
-        match version {
-            Some(Self::VERSION) if payload.len() > Self::MAX_BYTES => {
-                Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: it is too long"))
-            }
-            // What serde has to say may quote the line, and at any length.
-            Some(Self::VERSION) => serde_json::from_str(payload).map_err(|error| {
-                let detail = format!("unreadable ledger: byte {} of its payload doesn't fit", error.column());
-                Malformed::new(Reason::NotAnEnvelope, detail)
-            }),
-            Some(number) if number.strip_prefix('-').unwrap_or(number).bytes().all(|b| b.is_ascii_digit()) => {
-                Err(Malformed::new(Reason::UnsupportedVersion, "the ledger's `version` is not 1"))
-            }
-            _ => Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: its `version` is no integer")),
+/// Reads offsets by generation, each of which may stand there once.
+fn offsets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<u64, u64>, D::Error> {
+    struct Offsets;
+    impl<'de> Visitor<'de> for Offsets {
+        type Value = BTreeMap<u64, u64>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
         }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut offsets = BTreeMap::new();
+            while let Some((generation, offset)) = map.next_entry()? {
+                if offsets.insert(generation, offset).is_some() {
+                    return Err(A::Error::custom("a generation stands there twice"));
+                }
+            }
+            Ok(offsets)
+        }
+    }
+    deserializer.deserialize_map(Offsets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_read(payload: &str) -> bool {
+        Ledger::read(payload).is_ok()
+    }
+
+    #[test]
+    fn what_stands_twice_is_refused_and_what_is_unknown_is_passed_over() {
+        let with = |cell: &str, generations: &str| {
+            format!(
+                r#"{{"version":1,"totals":{{"cells":[{{"role":"r","kind":"k"{cell}}}]}},"generations":{{{generations}}}}}"#
+            )
+        };
+        assert!(is_read(&with("", r#""7":1,"8":5"#)));
+        assert!(!is_read(&with("", r#""7":1,"7":5"#)));
+        assert!(!is_read(&with(r#","records":1,"records":2"#, "")));
+        assert!(!is_read(&with(r#","role":"s""#, "")));
+        assert!(!is_read(r#"{"version":1,"version":1,"totals":{},"generations":{}}"#));
+        let deep = format!(r#","new":{}{}"#, "[".repeat(200), "]".repeat(200));
+        for unknown in [deep.as_str(), r#","new":1e400"#, r#","new":"\ud800""#] {
+            assert!(is_read(&with(unknown, "")), "{unknown}");
+        }
+        for shape in [r#","queue_wait":[[0],1]"#, r#","records":-1"#, r#","spend_usd":0.5"#] {
+            assert!(!is_read(&with(shape, "")), "{shape}");
+        }
+        assert!(!is_read(r#"{"version":1,"totals":[],"generations":{}}"#));
+        assert!(!is_read(r#"{"version":1,"totals":{"cells":[["r","k"]]},"generations":{}}"#));
     }
 }

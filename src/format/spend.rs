@@ -276,9 +276,12 @@ impl Prices {
     /// If it isn't one JSON object, or has no price. Models in it that make no sense have no price.
     pub fn parse(json: &[u8]) -> Result<Self, PricesError> {
         let models: HashMap<String, &RawValue> = serde_json::from_slice(json).map_err(PricesError::Json)?;
-        let models: HashMap<_, _> =
-            models.into_iter().map(|(name, prices)| (name, ModelPrices::read(prices.get()))).collect();
-        if models.values().all(|prices| prices.base.iter().all(Option::is_none)) {
+        let models: HashMap<_, _> = models
+            .into_iter()
+            .filter(|(_, prices)| prices.get().starts_with('{'))
+            .map(|(name, prices)| (name, ModelPrices::read(prices.get())))
+            .collect();
+        if !models.values().any(ModelPrices::is_any_usable) {
             return Err(PricesError::NoPrices);
         }
         Ok(Self(models))
@@ -295,11 +298,12 @@ impl ModelPrices {
         let mut prices = Self::default();
         for (name, price) in members.into_iter().filter(|(_, price)| price.get() != "null") {
             let Some(index) = PRICE_NAMES.iter().position(|price_name| name.starts_with(price_name)) else { continue };
-            let price = Usd::parse(price.get());
+            let price = Usd::parse(price.get()).filter(|price| *price <= Usd::MAX_COST);
             let suffix = &name[PRICE_NAMES[index].len()..];
             if suffix.is_empty() {
                 prices.base[index] = price;
             } else if let Some(thousands) = suffix.strip_prefix("_above_").and_then(|s| s.strip_suffix("k_tokens"))
+                && thousands.bytes().all(|byte| byte.is_ascii_digit())
                 && let Some(tokens) = thousands.parse::<u64>().ok().and_then(|n| n.checked_mul(1_000))
             {
                 prices.above.push((tokens, index, price));
@@ -307,6 +311,10 @@ impl ModelPrices {
         }
         prices.above.sort_by_key(|(tokens, ..)| std::cmp::Reverse(*tokens));
         prices
+    }
+
+    fn is_any_usable(&self) -> bool {
+        self.base.iter().chain(self.above.iter().map(|(.., price)| price)).any(Option::is_some)
     }
 
     fn cost(&self, tokens: &Tokens) -> Option<Usd> {

@@ -9,9 +9,9 @@ use super::json;
 pub struct Timestamp(i64);
 
 /// Numbers from here on are milliseconds: as seconds they lie past the year 5138, as milliseconds in 1973.
-const FIRST_MILLISECONDS: f64 = 1e11;
+const FIRST_MILLISECONDS: i64 = 100_000_000_000;
 /// Numbers from here on are neither.
-const TOO_LARGE: f64 = 1e14;
+const TOO_LARGE: i64 = 100_000_000_000_000;
 const MICROS_PER_SECOND: i64 = 1_000_000;
 
 impl Timestamp {
@@ -21,17 +21,10 @@ impl Timestamp {
         Self(micros)
     }
 
-    /// Microseconds since the epoch.
-    #[must_use]
-    pub const fn as_micros(self) -> i64 {
-        self.0
-    }
-
     /// Seconds since the epoch.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "microseconds until the year 2255 fit in 53 bits")]
     pub fn as_seconds(self) -> f64 {
-        self.0 as f64 / 1e6
+        seconds(u64::try_from(self.0).unwrap_or(0))
     }
 
     /// Reads an RFC 3339 time from 1970 to before 1e11 seconds after it.
@@ -41,8 +34,7 @@ impl Timestamp {
         let time = text.is_ascii().then(|| DateTime::parse_from_rfc3339(text).ok())??;
         let rounded_up = i64::from(time.timestamp_subsec_nanos() % 1_000 >= 500);
         let micros = time.timestamp_micros() + rounded_up;
-        #[expect(clippy::cast_possible_truncation, reason = "a constant well inside i64")]
-        let end = FIRST_MILLISECONDS as i64 * MICROS_PER_SECOND;
+        let end = FIRST_MILLISECONDS * MICROS_PER_SECOND;
         (0..end).contains(&micros).then_some(Self(micros))
     }
 
@@ -55,33 +47,46 @@ impl Timestamp {
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "at most 1e17, checked before")]
     fn from_number(number: &str) -> Option<Self> {
-        if let Some(time) = Self::from_plain_seconds(number) {
-            return Some(time);
+        Self::from_decimal(number.as_bytes()).or_else(|| Self::from_float(number.parse().ok()?))
+    }
+
+    /// Exact, because a double holds a time of today to a quarter of a microsecond only.
+    fn from_decimal(number: &[u8]) -> Option<Self> {
+        let end = number.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(number.len());
+        let fraction = match &number[end..] {
+            [] => &[],
+            [b'.', fraction @ ..] if fraction.iter().all(u8::is_ascii_digit) => fraction,
+            _ => return None,
+        };
+        if !(1..=14).contains(&end) {
+            return None;
         }
-        let number: f64 = number.parse().ok()?;
-        if (0.0..FIRST_MILLISECONDS).contains(&number) {
+        let append = |number: i64, digit: &u8| number * 10 + i64::from(digit - b'0');
+        let whole = number[..end].iter().fold(0, append);
+        let places = if whole < FIRST_MILLISECONDS { 6 } else { 3 };
+        let micros = (0..places).fold(whole, |micros, place| append(micros, fraction.get(place).unwrap_or(&b'0')));
+        let is_rounded_up = fraction.get(places).is_some_and(|digit| *digit >= b'5');
+        Some(Self(micros + i64::from(is_rounded_up)))
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "at most 1e17, checked before")]
+    fn from_float(number: f64) -> Option<Self> {
+        if (0.0..FIRST_MILLISECONDS as f64).contains(&number) {
             Some(Self((number * 1e6).round() as i64))
-        } else if (FIRST_MILLISECONDS..TOO_LARGE).contains(&number) {
+        } else if (FIRST_MILLISECONDS as f64..TOO_LARGE as f64).contains(&number) {
             Some(Self((number * 1e3).round() as i64))
         } else {
             None
         }
     }
+}
 
-    /// The form that nearly every time has, read without floats: `1764400000` or `1764400000.123`.
-    fn from_plain_seconds(number: &str) -> Option<Self> {
-        let (whole, rest) = number.split_at_checked(10)?;
-        let fraction = if rest.is_empty() { rest } else { rest.strip_prefix('.')? };
-        if fraction.len() > 6 {
-            return None;
-        }
-        let digits =
-            |text: &str| text.bytes().try_fold(0, |n, b| b.is_ascii_digit().then(|| n * 10 + i64::from(b - b'0')));
-        let scale = 10_i64.pow(6 - u32::try_from(fraction.len()).ok()?);
-        Some(Self(digits(whole)? * MICROS_PER_SECOND + digits(fraction)? * scale))
-    }
+/// The float nearest to so many microseconds, in seconds.
+#[must_use]
+pub fn seconds(micros: u64) -> f64 {
+    // Through the decimal text: a division would round the number of microseconds first.
+    format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000).parse().unwrap_or(f64::MAX)
 }
 
 /// How long it took from `start` to `end`, in microseconds, if that can be told at `now`.
@@ -121,6 +126,17 @@ mod tests {
         assert_eq!(Timestamp::from_json("1764400000.123457"), Some(Timestamp(1_764_400_000_123_457)));
         assert_eq!(Timestamp::from_json("1764400000123.457"), Some(Timestamp(1_764_400_000_123_457)));
         assert_eq!(Timestamp::from_json("\"2025-11-29T07:06:40.1234567Z\""), Some(Timestamp(1_764_400_000_123_457)));
+        for (json, micros) in [
+            ("1764400010.0000004", 1_764_400_010_000_000),
+            ("1764400010.0000005", 1_764_400_010_000_001),
+            ("1764400010.9444904", 1_764_400_010_944_490),
+            ("1764400010000.0004", 1_764_400_010_000_000),
+            ("99999999999.9999994", 99_999_999_999_999_999),
+            ("99999999999999", 99_999_999_999_999_000),
+            ("1.5", 1_500_000),
+        ] {
+            assert_eq!(Timestamp::from_json(json), Some(Timestamp(micros)), "{json}");
+        }
         assert_eq!(Timestamp::from_json("0"), Some(Timestamp(0)));
         assert_eq!(Timestamp::from_json("-0"), Some(Timestamp(0)));
         assert_eq!(Timestamp::from_json("99999999999"), Some(Timestamp(99_999_999_999_000_000)));

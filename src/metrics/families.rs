@@ -7,6 +7,7 @@ use crate::format::envelope::{Reason, Status};
 use crate::format::histogram::{BOUNDS_SECONDS, Histogram};
 use crate::format::ledger::Totals;
 use crate::format::spend::Tokens;
+use crate::format::time::seconds;
 use crate::store::queue::{BlobReading, Reading};
 
 /// The statuses whose oldest record is told: those in which a record waits for somebody.
@@ -217,7 +218,7 @@ fn distribution<const N: usize>(labels: [(&str, &str); N], observed: &Histogram)
     let mut histogram = proto::Histogram::default();
     histogram.set_bucket(buckets.collect());
     histogram.set_sample_count(observed.buckets.iter().fold(0, |sum, count| count.saturating_add(sum)));
-    histogram.set_sample_sum(float(observed.sum_us) / 1e6);
+    histogram.set_sample_sum(seconds(observed.sum_us));
     let mut metric = Metric::from_label(pairs(labels));
     metric.set_histogram(histogram);
     metric

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tempfile::{Builder, NamedTempFile};
 
-use super::{Error, uninterrupted};
+use super::{Error, require_directory, uninterrupted};
 
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
@@ -21,14 +21,7 @@ const TEMPORARY_SUFFIX: &str = ".tmp";
 pub fn replace(directory: &Path, name: &str, contents: &[u8]) -> Result<(), Error> {
     let target = directory.join(name);
     let failed = |what: &'static str| move |error| Error::io(&directory.join(name), what, error);
-    let is_directory = fs::metadata(directory).map(|metadata| metadata.is_dir());
-    let unusable = |error| {
-        Error::io(directory, "cannot be written into", error).advise("create the directory or name another one")
-    };
-    if !is_directory.map_err(unusable)? {
-        return Err(unusable(io::ErrorKind::NotADirectory.into()));
-    }
-
+    require_directory(directory, directory, "cannot be written into")?;
     let prefix = format!(".{name}.");
     remove_abandoned(directory, &prefix);
     let mut temporary = create_temporary(directory, &prefix)

@@ -60,7 +60,7 @@ impl fmt::Display for Error {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some("make room for it"),
             _ => None,
         };
-        match self.advice.or_else(|| self.source.as_ref().and_then(by_cause)) {
+        match self.source.as_ref().and_then(by_cause).or(self.advice) {
             Some(advice) => write!(f, ": {advice}"),
             None => Ok(()),
         }

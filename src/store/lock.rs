@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Error, ErrorKind, directory_of, open_regular, uninterrupted};
+use super::{Error, ErrorKind, directory_of, open_regular, require_directory, uninterrupted};
 
 /// A shared `flock(2)` on the lock file, or the knowledge that there is none.
 ///
@@ -30,12 +30,8 @@ impl SharedLock {
     pub fn acquire(path: &Path, start: Instant, timeout: Duration) -> Result<Self, Error> {
         loop {
             let Some(file) = open_regular(path)? else {
-                if !directory_of(path).is_dir() {
-                    // A wrong path must not switch the locking off.
-                    let error =
-                        Error::new(ErrorKind::Io, path, "cannot be the lock file: its directory does not exist");
-                    return Err(error.advise("correct the path"));
-                }
+                // A wrong path must not switch the locking off.
+                require_directory(&directory_of(path), path, "cannot be the lock file: its directory")?;
                 return Ok(Self { path: path.to_owned(), file: None });
             };
             let remaining = timeout.saturating_sub(start.elapsed());

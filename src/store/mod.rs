@@ -75,6 +75,16 @@ pub(crate) fn uninterrupted<T>(mut operation: impl FnMut() -> io::Result<T>) -> 
     }
 }
 
+/// Makes sure that there is a directory at `path`.
+///
+/// # Errors
+/// Says about `user`, the file for which the directory is wanted, that it isn't there or can't be looked at.
+pub(crate) fn require_directory(path: &Path, user: &Path, what: &'static str) -> Result<(), Error> {
+    let metadata = fs::metadata(path)
+        .and_then(|metadata| if metadata.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) });
+    metadata.map_err(|error| Error::io(user, what, error).advise("create the directory or correct the path"))
+}
+
 /// The directory that `path` lies in.
 pub(crate) fn directory_of(path: &Path) -> PathBuf {
     match path.parent() {

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::lock::SharedLock;
-use super::{Error, ErrorKind, blob, directory_of, open_regular, uninterrupted};
+use super::{Error, ErrorKind, blob, directory_of, open_regular, require_directory, uninterrupted};
 use crate::format::blob::References;
 use crate::format::lines::LineSplitter;
 use crate::format::summary::{MalformedLine, Parameters, Summary};
@@ -128,12 +128,8 @@ impl fmt::Display for Finding {
 /// If the queue can't be read as a whole, or the lock can't be had in time. A blob store that can't be read is no such
 /// error, see [`Reading::blobs`].
 pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) -> Result<Reading, Error> {
-    let directory = directory_of(&files.queue);
-    if !directory.is_dir() {
-        // Not an empty queue: more likely a file system that isn't mounted, or a wrong path.
-        let error = Error::new(ErrorKind::Io, &files.queue, "cannot be read: its directory does not exist");
-        return Err(error.advise("create it or correct the path"));
-    }
+    // Without one this is no empty queue, but more likely a file system that isn't mounted, or a wrong path.
+    require_directory(&directory_of(&files.queue), &files.queue, "cannot be read: its directory")?;
     let start = Instant::now();
     let mut attempts = 0;
     let ((scan, queue_bytes, generations), locked) = loop {
@@ -336,7 +332,7 @@ impl<'a> Scan<'a> {
         let mut unlisted = Vec::new();
         for (number, path) in generations(directory, stem)? {
             let failed = |error| read_error(&path, error);
-            let metadata = match fs::symlink_metadata(&path) {
+            let metadata = match fs::metadata(&path).or_else(|_| fs::symlink_metadata(&path)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 metadata => metadata.map_err(failed)?,
             };

@@ -222,7 +222,12 @@ fn a_missing_directory_is_no_empty_queue() {
     let env = exported_before();
     let mut command = env.bare_exporter();
     command.args(["--queue", "unmounted/queue.jsonl", "--textfile-dir", "textfile", "--now", NOW]);
-    assert_fails(&env, &run(&mut command), 74, "unmounted/queue.jsonl: cannot be read: its directory does not exist");
+    assert_fails(
+        &env,
+        &run(&mut command),
+        74,
+        "unmounted/queue.jsonl: cannot be read: its directory: No such file or directory",
+    );
 }
 
 #[test]
@@ -417,7 +422,12 @@ fn a_price_map_that_is_a_fifo_does_not_hang() {
 fn a_wrong_path_to_the_lock_does_not_switch_locking_off() {
     let env = exported_before();
     let run = run(env.to_file().args(["--lock", "nowhere/queue.lock"]));
-    assert_fails(&env, &run, 74, "nowhere/queue.lock: cannot be the lock file: its directory does not exist");
+    assert_fails(
+        &env,
+        &run,
+        74,
+        "nowhere/queue.lock: cannot be the lock file: its directory: No such file or directory",
+    );
 }
 
 #[test]
@@ -517,4 +527,20 @@ fn workers_that_lock_another_file_are_reported() {
     env.write("real/queue.lock", "");
     let two_locks = run(&mut env.to_file());
     assert_message(&two_locks, 0, "queue.lock: there is another lock, ");
+}
+
+#[test]
+fn a_directory_that_may_not_be_looked_into_is_not_a_missing_one() {
+    let env = TestEnv::new();
+    env.write("queue.jsonl", small_queue());
+    fs::create_dir(env.path("private")).unwrap();
+    fs::rename(env.textfile_dir(), env.path("private/textfile")).unwrap();
+    symlink("private/textfile", env.textfile_dir()).unwrap();
+    let mut command = env.to_file_as_ordinary_user();
+    fs::set_permissions(env.path("private"), Permissions::from_mode(0o000)).unwrap();
+    let run = run(&mut command);
+    fs::set_permissions(env.path("private"), Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(run.code, Some(74), "{}", run.stderr);
+    let message = "textfile: cannot be written into: Permission denied (os error 13): give this user access to it\n";
+    assert!(run.stderr.ends_with(message), "{}", run.stderr);
 }
