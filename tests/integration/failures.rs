@@ -544,3 +544,23 @@ fn a_directory_that_may_not_be_looked_into_is_not_a_missing_one() {
     let message = "textfile: cannot be written into: Permission denied (os error 13): give this user access to it\n";
     assert!(run.stderr.ends_with(message), "{}", run.stderr);
 }
+
+#[test]
+fn the_last_success_is_found_in_the_largest_file_that_a_run_can_leave() {
+    let env = exported_before();
+    let mut file = fs::read(env.prom()).unwrap();
+    let padding = format!("handoff_queue_bytes{{x=\"{}\"}} 1\n", "\\\"".repeat(1_000));
+    file.splice(0..0, padding.repeat(25_000_000 / padding.len()).into_bytes());
+    fs::write(env.prom(), file).unwrap();
+    fs::remove_file(env.path("queue.jsonl")).unwrap();
+    fs::create_dir(env.path("queue.jsonl")).unwrap();
+    let run = run(&mut env.to_file());
+    assert_fails(&env, &run, 74, "queue.jsonl: cannot be opened: it is a directory");
+}
+
+#[test]
+fn a_price_map_of_nothing_but_tiers_is_one() {
+    let env = exported_before();
+    env.write("prices.json", "{\"m\":{\"input_cost_per_token_above_0k_tokens\":1}}");
+    assert_succeeds(&env, &run(env.to_file().args(["--prices", "prices.json"])));
+}

@@ -275,6 +275,8 @@ case("times", "Every readable form of a time, each in a role of its own, and eve
            rec(to=b'"nearest"', ts=b'"2026-11-29T11:00:00.12345651Z"', status=b'"queued"'),
            rec(to=b'"carry"', ts=b'"2026-11-29T10:59:59.9999999Z"', status=b'"queued"'), rec(to=b'"space"', ts=b'"2026-11-29 11:00:00Z"', status=b'"queued"'), rec(to=b'"leap"', ts=b'"2024-02-29T00:00:00Z"', status=b'"queued"'),
            rec(to=b'"escaped"', ts=b'"2026-11-29\\u005411:00:00Z"', status=b'"queued"'), rec(to=b'"finefloat"', ts=b"1795950000.1234567", status=b'"queued"'),
+           rec(to=b'"repr"', ts=b"1795950000.9444904", status=b'"queued"'), rec(to=b'"justbelow"', ts=b"1795950000.00000049999", status=b'"queued"'),
+           rec(to=b'"justabove"', ts=b"1795950000000.0005", status=b'"queued"'),
            *[rec(ts=t) for t in (b"-1", b"-0.5", b"1e14", b"1e400", b'"1795950000"', b'"2026-11-29"', b'"2026-11-29T11:00:00"', b'"2026-11-29T11:00Z"', b'"2026-11-29T11:00:00+0100"',
                                  b'"2026-02-29T11:00:00Z"', b'"2026-13-01T11:00:00Z"', b'"2026-11-29T24:00:00Z"', b'"2026-11-29T11:60:00Z"', b'"2026-11-29T11:00:00.Z"',
                                  b'"1969-12-31T23:59:59Z"', b'"5138-11-16T09:46:40Z"', b'"20261129T110000Z"', b'" 2026-11-29T11:00:00Z"', b'""', b"true", b"null", b"{}", b"[1795950000]")]),
@@ -282,7 +284,8 @@ case("times", "Every readable form of a time, each in a role of its own, and eve
       oldest("queued", "1795950000.2505", "msfloat"), oldest("queued", 0, "zero"), oldest("queued", 99999999999, "lasts"), oldest("queued", 100000000, "firstms"),
       oldest("queued", "99999999999.999", "lastms"), oldest("queued", 1795950000, "z"), oldest("queued", 1795950000, "lower"), oldest("queued", "1795950000.25", "plus"),
       oldest("queued", 1795950000, "minus"), oldest("queued", 1795950000, "unknown_offset"), oldest("queued", "1795950000.123457", "nanos"), oldest("queued", "1795950000.123457", "nearest"), oldest("queued", 1795950000, "carry"),
-      oldest("queued", 1795950000, "space"), oldest("queued", 1709164800, "leap"), oldest("queued", 1795950000, "escaped"), oldest("queued", "1795950000.123457", "finefloat"), bad(not_an_envelope=23)])
+      oldest("queued", 1795950000, "space"), oldest("queued", 1709164800, "leap"), oldest("queued", 1795950000, "escaped"), oldest("queued", "1795950000.123457", "finefloat"),
+      oldest("queued", "1795950000.94449", "repr"), oldest("queued", 1795950000, "justbelow"), oldest("queued", "1795950000.000001", "justabove"), bad(not_an_envelope=23)])
 
 case("milliseconds", "Milliseconds and seconds in one record give one duration: neither is taken for the other.",
      lines(rec(b'"started_ts":1795950020,"finished_ts":1795950080500', ts=b"1795950000000"), rec(b'"started_ts":"2026-11-29T11:00:20Z","finished_ts":1795950080.5')),
@@ -402,6 +405,8 @@ PRICES = b"""{
   "m-free": {"input_cost_per_token": 0, "output_cost_per_token": 0.0},
   "m-half": {"input_cost_per_token": 1e-6},
   "m-null": {"input_cost_per_token": null, "output_cost_per_token": 1e-6, "output_cost_per_token_above_200k_tokens": null},
+  "m-huge": {"input_cost_per_token": 2000000000},
+  "void/m-paid": null,
   "m-worse": {"input_cost_per_token": 1e-6, "input_cost_per_token_above_200k_tokens": "dear"},
   "m-tier": {"input_cost_per_token": 1.25e-06, "input_cost_per_token_above_200k_tokens": 2.5e-06, "output_cost_per_token": 1e-05, "output_cost_per_token_above_200k_tokens": 1.5e-05,
              "cache_read_input_token_cost": 1.25e-07, "cache_read_input_token_cost_above_200k_tokens": 2.5e-07},
@@ -439,11 +444,13 @@ case("prices", "A price map gives a cost where none is reported: looked up as pr
          (b"k27", b'"model":"m-paid","prompt_tokens":10,"prompt_tokens_details":{"cached_tokens":20}'),
          (b"k28", b'"model":"m-tiers","input_tokens":128000'),
          (b"k29", b'"model":"m-worse","input_tokens":200000'),
-         (b"k30", b'"model":"m-worse","input_tokens":200001'))]),
+         (b"k30", b'"model":"m-worse","input_tokens":200001'),
+         (b"k31", b'"model":"m-huge","input_tokens":1'),
+         (b"k32", b'"provider":"void","model":"m-paid","input_tokens":1000,"output_tokens":100'))]),
      # k01: .003 + .0015 + .003 + .0075; k04: 600 * 3e-6 + 400 * 3e-7 + 100 * 1.5e-5; k15: 150000 * 2.5e-6 + 50001 * 2.5e-7 + 1000 * 1.5e-5
      [[usd(v, kind=k) for k, v in dict(k01="0.015", k02="0.003", k03="0.0045", k04="0.00342", k05=0, k06=0, k07=0, k08=0, k09="0.001", k10=0, k11="0.001", k12=0, k13=0, k14="0.26", k15="0.40250025",
-                                      k16="0.3", k17="0.75", k18="0.5", k19=0, k20=0, k21=0, k22="0.001", k23=0, k24=0, k25=0, k26=0, k27=0, k28="0.128", k29="0.2", k30=0).items()],
-      [unpriced(1 if k in ("k05", "k08", "k10", "k12", "k19", "k20", "k21", "k23", "k24", "k25", "k26", "k27", "k30") else 0, kind=k) for k in (f"k{n:02}" for n in range(1, 31))]],
+                                      k16="0.3", k17="0.75", k18="0.5", k19=0, k20=0, k21=0, k22="0.001", k23=0, k24=0, k25=0, k26=0, k27=0, k28="0.128", k29="0.2", k30=0, k31=0, k32="0.0045").items()],
+      [unpriced(1 if k in ("k05", "k08", "k10", "k12", "k19", "k20", "k21", "k23", "k24", "k25", "k26", "k27", "k30", "k31") else 0, kind=k) for k in (f"k{n:02}" for n in range(1, 33))]],
      args=["--prices", "prices.json"], **{"prices.json": PRICES})
 
 # ------------------------------------------------------------------------------------------------------------- labels
