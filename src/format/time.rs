@@ -53,21 +53,23 @@ impl Timestamp {
 
     /// Exact, because a double holds a time of today to a quarter of a microsecond only.
     fn from_decimal(number: &[u8]) -> Option<Self> {
-        let end = number.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(number.len());
-        let fraction = match &number[end..] {
+        let (whole, count) = leading_digits(number, 15);
+        let fraction = match &number[count..] {
             [] => &[],
-            [b'.', fraction @ ..] if fraction.iter().all(u8::is_ascii_digit) => fraction,
+            [b'.', fraction @ ..] => fraction,
             _ => return None,
         };
-        if !(1..=14).contains(&end) {
+        if !(1..=14).contains(&count) {
             return None;
         }
-        let append = |number: i64, digit: &u8| number * 10 + i64::from(digit - b'0');
-        let whole = number[..end].iter().fold(0, append);
         let places = if whole < FIRST_MILLISECONDS { 6 } else { 3 };
-        let micros = (0..places).fold(whole, |micros, place| append(micros, fraction.get(place).unwrap_or(&b'0')));
-        let is_rounded_up = fraction.get(places).is_some_and(|digit| *digit >= b'5');
-        Some(Self(micros + i64::from(is_rounded_up)))
+        let (value, count) = leading_digits(fraction, places);
+        let finer = &fraction[count..];
+        if !finer.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        let micros = whole * POWERS_OF_TEN[places] + value * POWERS_OF_TEN[places - count];
+        Some(Self(micros + i64::from(finer.first().is_some_and(|digit| *digit >= b'5'))))
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "at most 1e17, checked before")]
@@ -80,6 +82,18 @@ impl Timestamp {
             None
         }
     }
+}
+
+const POWERS_OF_TEN: [i64; 7] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
+
+/// The number that the first digits make, `most` at most, and how many they are.
+fn leading_digits(text: &[u8], most: usize) -> (i64, usize) {
+    let (mut number, mut count) = (0, 0);
+    for byte in text.iter().take(most).take_while(|byte| byte.is_ascii_digit()) {
+        number = number * 10 + i64::from(byte - b'0');
+        count += 1;
+    }
+    (number, count)
 }
 
 /// The float nearest to so many microseconds, in seconds.
