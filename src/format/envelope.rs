@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::json::{self, Document, Fault, Members};
 use super::ledger::Ledger;
+use super::malformed::{Malformed, Reason};
 use super::spend;
 use super::time::Timestamp;
 
@@ -106,54 +107,6 @@ impl Status {
 
     fn read(word: &str) -> Self {
         Self::ALL.into_iter().find(|status| status.as_str() == word).unwrap_or(Self::Other)
-    }
-}
-
-/// Why a line is no part of the queue.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Malformed {
-    /// The class of the fault.
-    pub reason: Reason,
-    /// The fault, in words.
-    pub detail: Cow<'static, str>,
-}
-
-impl Malformed {
-    pub(super) fn new(reason: Reason, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason, detail: detail.into() }
-    }
-}
-
-/// The classes of faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// Longer than the limit.
-    TooLong,
-    /// Not UTF-8.
-    NotUtf8,
-    /// Not one JSON value.
-    NotJson,
-    /// Of a protocol version that this crate doesn't know.
-    UnsupportedVersion,
-    /// JSON, but no envelope.
-    NotAnEnvelope,
-}
-
-impl Reason {
-    /// Every reason.
-    pub const ALL: [Self; 5] =
-        [Self::TooLong, Self::NotUtf8, Self::NotJson, Self::UnsupportedVersion, Self::NotAnEnvelope];
-
-    /// Its name, as in metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::TooLong => "too_long",
-            Self::NotUtf8 => "not_utf8",
-            Self::NotJson => "not_json",
-            Self::UnsupportedVersion => "unsupported_version",
-            Self::NotAnEnvelope => "not_an_envelope",
-        }
     }
 }
 

@@ -10,9 +10,9 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::envelope::{Malformed, Reason};
 use super::histogram::Histogram;
 use super::json::Document;
+use super::malformed::{Malformed, Reason};
 use super::money::Usd;
 use super::spend::Tokens;
 

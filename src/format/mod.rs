@@ -10,6 +10,7 @@ mod json;
 pub mod labels;
 pub mod ledger;
 pub mod lines;
+pub mod malformed;
 pub mod money;
 pub mod spend;
 pub mod summary;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::envelope::{self, Envelope, Line, Malformed, Reason, Status};
+use super::envelope::{self, Envelope, Line, Status};
 use super::labels::{Label, Labels};
 use super::ledger::{Ledger, Totals};
 use super::lines::RawLine;
+use super::malformed::{Malformed, Reason};
 use super::spend::{Prices, Tokens};
 use super::time::{Timestamp, interval};
 

@@ -3,9 +3,10 @@
 use prometheus::proto::{self, Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
 use super::{Health, LAST_SUCCESS};
-use crate::format::envelope::{Reason, Status};
+use crate::format::envelope::Status;
 use crate::format::histogram::{BOUNDS_SECONDS, Histogram};
 use crate::format::ledger::Totals;
+use crate::format::malformed::Reason;
 use crate::format::spend::Tokens;
 use crate::format::time::seconds;
 use crate::store::queue::{BlobReading, Reading};

@@ -6,8 +6,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use queue_format::format::envelope::{self, Reason};
+use queue_format::format::envelope;
 use queue_format::format::lines::{LineSplitter, RawLine};
+use queue_format::format::malformed::Reason;
 use queue_format::format::spend::Prices;
 use queue_format::format::summary::{Parameters, Summary};
 use queue_format::format::time::Timestamp;
