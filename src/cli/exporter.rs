@@ -17,7 +17,7 @@ use crate::format::summary::Parameters;
 use crate::format::time::Timestamp;
 use crate::metrics::{self, Health};
 use crate::store::queue::{self, Reading};
-use crate::store::{Error, ErrorKind, atomic_file, read_regular};
+use crate::store::{Error, ErrorKind, atomic_file, find_line, read_regular};
 
 const NAME: &str = "handoff-exporter";
 /// The file in the textfile directory.
@@ -26,8 +26,6 @@ const FILE_NAME: &str = "handoff.prom";
 const NEVER: f64 = 0.0;
 /// LiteLLM's price map has a good megabyte.
 const MAX_PRICES: u64 = 64 * 1024 * 1024;
-/// The output of a run has some kilobytes, and 25 megabytes if all labels are as many and as long as can be.
-const MAX_OUTPUT: u64 = 64 * 1024 * 1024;
 
 /// Read the handoff queue and write its metrics for node_exporter's textfile collector
 ///
@@ -127,7 +125,7 @@ fn run(arguments: &Arguments) -> Exit {
     let health = Health { success, last_success, duration: start.elapsed().as_secs_f64() };
     let written = metrics::render(reading.as_ref().ok(), health)
         .map_err(|error| {
-            Error::new(ErrorKind::BadData, &arguments.common.queue, format!("cannot be put into metrics: {error}"))
+            Error::new(ErrorKind::Io, &arguments.common.queue, format!("cannot be put into metrics: {error}"))
         })
         .and_then(|text| write(arguments, text.as_bytes()));
     if let Err(error) = written {
@@ -136,10 +134,11 @@ fn run(arguments: &Arguments) -> Exit {
     }
     if let Ok(reading) = &reading {
         messages.info(format_args!(
-            "{}: lines: {}, bytes: {}, {}, {:?}",
+            "{}: lines: {}, bytes: {}, of which {} after the last newline may be a write in flight, {}, {:?}",
             arguments.common.queue.display(),
             reading.summary.lines,
             reading.queue_bytes,
+            reading.unterminated_bytes,
             if reading.locked { "under the lock" } else { "without a lock, because there is no lock file" },
             start.elapsed()
         ));
@@ -171,12 +170,13 @@ fn last_success(arguments: &Arguments, messages: &Messages) -> Option<f64> {
     if arguments.stdout {
         return None;
     }
-    let text = read_regular(&arguments.textfile_dir.join(FILE_NAME), MAX_OUTPUT).unwrap_or_else(|error| {
-        messages.warning(error);
-        None
-    });
-    let text = String::from_utf8_lossy(text.as_deref().unwrap_or_default());
-    Some(metrics::previous_value(&text, metrics::LAST_SUCCESS).unwrap_or(NEVER))
+    match find_line(&arguments.textfile_dir.join(FILE_NAME), metrics::LAST_SUCCESS) {
+        Ok(line) => Some(line.and_then(|line| metrics::previous_value(&line, metrics::LAST_SUCCESS)).unwrap_or(NEVER)),
+        Err(error) => {
+            messages.warning(error);
+            None
+        }
+    }
 }
 
 /// Puts the metrics where they are wanted.

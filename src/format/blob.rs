@@ -63,8 +63,17 @@ impl References {
 #[must_use]
 pub fn is_blob_path(path: &str) -> bool {
     path.split_once('/').is_some_and(|(directory, hash)| {
-        directory.len() == 2 && hash.len() == 64 && hash.starts_with(directory) && hash.bytes().all(is_hex_digit)
+        is_blob_directory(directory)
+            && hash.len() == 64
+            && hash.starts_with(directory)
+            && hash.bytes().all(is_hex_digit)
     })
+}
+
+/// Whether `name` is that of a directory in the store.
+#[must_use]
+pub fn is_blob_directory(name: &str) -> bool {
+    name.len() == 2 && name.bytes().all(is_hex_digit)
 }
 
 fn is_hex_digit(byte: u8) -> bool {

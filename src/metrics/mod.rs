@@ -41,7 +41,7 @@ pub fn render(reading: Option<&Reading>, health: Health) -> prometheus::Result<S
     Ok(text)
 }
 
-/// The value of the metric `name`, which has no labels, in an earlier output.
+/// The value of the metric `name`, which has no labels, in text of an earlier output.
 #[must_use]
 pub fn previous_value(text: &str, name: &str) -> Option<f64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;

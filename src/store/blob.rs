@@ -4,10 +4,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use walkdir::WalkDir;
+use walkdir::{DirEntry, WalkDir};
 
 use super::Error;
-use crate::format::blob::is_blob_path;
+use crate::format::blob::{is_blob_directory, is_blob_path};
 
 /// What the blob store holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +40,9 @@ pub fn count(store: &Path) -> Result<BlobUsage, Error> {
         return Err(Error::io(store, "is no blob store", io::ErrorKind::NotADirectory.into()));
     }
     let mut usage = BlobUsage::default();
-    for entry in WalkDir::new(store).max_depth(2) {
+    // What else lies there, a file system's lost+found say, is nobody's business here.
+    let is_ours = |entry: &DirEntry| entry.depth() != 1 || entry.file_name().to_str().is_some_and(is_blob_directory);
+    for entry in WalkDir::new(store).max_depth(2).into_iter().filter_entry(is_ours) {
         let result = entry.and_then(|entry| {
             let path = entry.path().strip_prefix(store).ok().and_then(Path::to_str);
             if entry.file_type().is_file() && path.is_some_and(is_blob_path) {

@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 pub use error::{Error, ErrorKind};
 
+use crate::format::lines::{LineSplitter, RawLine};
+
 /// Opens a regular file for reading; `None` if there is none.
 ///
 /// Anything else than a regular file is an error, because opening a FIFO could block for ever.
@@ -53,8 +55,10 @@ pub(crate) fn open_regular(path: &Path) -> Result<Option<File>, Error> {
 }
 
 /// Reads a regular file of at most `limit` bytes whole; `None` if there is none.
-#[cfg(feature = "cli")]
-pub(crate) fn read_regular(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Error> {
+///
+/// # Errors
+/// If it can't be read, or is larger.
+pub fn read_regular(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Error> {
     let Some(file) = open_regular(path)? else { return Ok(None) };
     let mut contents = Vec::new();
     io::Read::read_to_end(&mut io::Read::take(file, limit.saturating_add(1)), &mut contents)
@@ -63,6 +67,31 @@ pub(crate) fn read_regular(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, E
         return Err(Error::new(ErrorKind::BadData, path, format!("has more than {limit} bytes: it can't be right")));
     }
     Ok(Some(contents))
+}
+
+/// The last line of a regular file that begins with `prefix`, of lines of up to a kilobyte; `None` if there is none.
+///
+/// # Errors
+/// If the file can't be read.
+pub fn find_line(path: &Path, prefix: &str) -> Result<Option<String>, Error> {
+    let Some(mut file) = open_regular(path)? else { return Ok(None) };
+    let mut found = None;
+    let mut splitter = LineSplitter::new(1024);
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = uninterrupted(|| io::Read::read(&mut file, &mut buffer));
+        let read = read.map_err(|error| Error::io(path, "cannot be read", error))?;
+        if read == 0 {
+            return Ok(found);
+        }
+        splitter.push(&buffer[..read], |line| {
+            if let RawLine::Whole(line) = line
+                && line.starts_with(prefix.as_bytes())
+            {
+                found = Some(String::from_utf8_lossy(line).into_owned());
+            }
+        });
+    }
 }
 
 /// Calls `operation` until no signal interrupts it.

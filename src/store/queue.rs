@@ -90,6 +90,8 @@ pub struct Reading {
     pub findings: Vec<Finding>,
     /// Whether there was a lock file to lock.
     pub locked: bool,
+    /// How many bytes of the queue came after its last `\n`.
+    pub unterminated_bytes: u64,
 }
 
 /// What a reading found of the blob store.
@@ -151,6 +153,13 @@ pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) 
         }
     };
     let mut findings = scan.findings;
+    if scan.first_missing.len() == MAX_FIRST_MISSING {
+        findings.push(Finding {
+            path: files.blobs.clone(),
+            line: None,
+            message: format!("missing blobs are referred to in {} places; the first:", scan.missing_references),
+        });
+    }
     findings.extend(scan.first_missing.into_iter().map(|path| Finding {
         path: files.blobs.join(path),
         line: None,
@@ -162,7 +171,8 @@ pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) 
         let message = format!("{more} more malformed lines");
         findings.push(Finding { path: files.queue.clone(), line: None, message });
     }
-    Ok(Reading { summary: scan.summary, queue_bytes, generations, blobs, findings, locked })
+    let unterminated_bytes = scan.unterminated_bytes;
+    Ok(Reading { summary: scan.summary, queue_bytes, generations, blobs, findings, locked, unterminated_bytes })
 }
 
 /// One pass over lines, or over a part of them.
@@ -175,6 +185,8 @@ struct Scan<'a> {
     /// The first blobs that are missing, by their paths below the store.
     first_missing: Vec<String>,
     blob_error: Option<Error>,
+    /// How many bytes came after the last `\n` of what was read last.
+    unterminated_bytes: u64,
     findings: Vec<Finding>,
 }
 
@@ -191,6 +203,7 @@ impl<'a> Scan<'a> {
             missing_references: 0,
             first_missing: Vec::new(),
             blob_error: None,
+            unterminated_bytes: 0,
             findings: Vec::new(),
         }
     }
@@ -263,8 +276,8 @@ impl<'a> Scan<'a> {
         for later in later {
             scan.summary.merge(later.summary);
             scan.missing_references += later.missing_references;
-            scan.first_missing.extend(later.first_missing);
-            scan.first_missing.truncate(MAX_FIRST_MISSING);
+            later.first_missing.into_iter().for_each(|path| scan.remember_missing(path));
+            scan.unterminated_bytes = later.unterminated_bytes;
             scan.blob_error = scan.blob_error.or(later.blob_error);
         }
         Ok(scan)
@@ -280,6 +293,7 @@ impl<'a> Scan<'a> {
             true
         })?;
         references.finish(|path| self.add_reference(path));
+        self.unterminated_bytes = splitter.unterminated_bytes();
         Ok(())
     }
 
@@ -289,12 +303,16 @@ impl<'a> Scan<'a> {
                 Ok(true) => {}
                 Ok(false) => {
                     self.missing_references += 1;
-                    if self.first_missing.len() < MAX_FIRST_MISSING {
-                        self.first_missing.push(path.to_owned());
-                    }
+                    self.remember_missing(path.to_owned());
                 }
                 Err(error) => self.blob_error = Some(error),
             }
+        }
+    }
+
+    fn remember_missing(&mut self, path: String) {
+        if self.first_missing.len() < MAX_FIRST_MISSING && !self.first_missing.contains(&path) {
+            self.first_missing.push(path);
         }
     }
 
@@ -356,8 +374,9 @@ impl<'a> Scan<'a> {
                 });
                 continue;
             }
-            let before = self.summary.lines;
+            let (before, unterminated_bytes) = (self.summary.lines, self.unterminated_bytes);
             self.add_range(&file, offset..size).map_err(failed)?;
+            self.unterminated_bytes = unterminated_bytes;
             if !self.summary.first_malformed.is_empty() {
                 let skipped = count_lines(&file, 0..offset, self.options.buffer).map_err(failed)?;
                 self.take_malformed(&path, before, skipped);

@@ -107,7 +107,7 @@ fn number(text: &str) -> Result<f64, String> {
     text.parse().map_err(|error| format!("{error}: {text:?}"))
 }
 
-/// What differs between two texts, if anything does; floats may differ by rounding.
+/// What differs between two texts, if anything does; floats must be the same to the bit.
 pub(crate) fn differences(actual: &Samples, expected: &Samples) -> Vec<String> {
     let mut differences = Vec::new();
     for (series, &expected) in expected {

@@ -439,15 +439,33 @@ fn a_queue_that_was_there_and_is_gone_is_no_empty_one() {
 }
 
 #[test]
-fn missing_blobs_are_named() {
+fn missing_blobs_are_named_once_each() {
     let env = exported_before();
-    let hash = "ab".repeat(32);
-    env.write(
-        "queue.jsonl",
-        record("a", "researcher", "done").replace("{}", &format!("{{\"text\":\"blob/ab/{hash}\"}}")),
-    );
+    let reference = |digits: &str| format!("{{\"text\":\"blob/{digits}/{}\"}}", digits.repeat(32));
+    let referring = |digits: &str| record("a", "researcher", "done").replace("{}", &reference(digits));
+    env.write("queue.jsonl", referring("ab").repeat(20) + &referring("cd"));
     let run = run(&mut env.to_file());
-    assert_message(&run, 0, &format!("blob/ab/{hash}: is missing, though the queue refers to it"));
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let named =
+        |digits: &str| format!("blob/{digits}/{}: is missing, though the queue refers to it", digits.repeat(32));
+    let messages: Vec<&str> = run.stderr.lines().collect();
+    assert!(
+        messages.len() == 2 && messages[0].ends_with(&named("ab")) && messages[1].ends_with(&named("cd")),
+        "{messages:#?}"
+    );
+    let samples = env.assert_only_a_good_file("with missing blobs");
+    assert!((value(&samples, "handoff_blob_missing_references", &[]) - 21.0).abs() < 0.5);
+}
+
+#[test]
+fn what_else_lies_in_the_blob_store_is_not_looked_at() {
+    let env = exported_before();
+    fs::create_dir_all(env.path("blob/lost+found")).unwrap();
+    let mut command = env.to_file_as_ordinary_user();
+    fs::set_permissions(env.path("blob/lost+found"), Permissions::from_mode(0o000)).unwrap();
+    let samples = assert_succeeds(&env, &run(&mut command));
+    fs::set_permissions(env.path("blob/lost+found"), Permissions::from_mode(0o700)).unwrap();
+    assert!(value(&samples, "handoff_blob_objects", &[]).abs() < 0.5);
 }
 
 #[test]
@@ -513,6 +531,10 @@ fn a_lock_file_that_appears_while_it_is_looked_for_is_no_dangling_link() {
         env.write("queue.lock", "");
         run.join().unwrap()
     });
+    assert!(
+        fs::read_to_string(env.path("trace")).unwrap().contains("(DELAYED)"),
+        "nothing was delayed, so that this proves nothing"
+    );
     assert_succeeds(&env, &run);
 }
 
