@@ -444,6 +444,8 @@ def spend_of(doc, node, prices):
     if node is None:
         return 0, False, []
     entries = node.value if node.kind == "array" else [node]
+    if len(entries) > 10_000:
+        return 0, True, []
     last = {}
     for at, entry in enumerate(entries):
         if entry.kind == "object":

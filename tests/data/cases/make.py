@@ -369,6 +369,10 @@ case("spend_tokens", "Anthropic's cached tokens are additional; OpenAI's are a s
       tokens("proxy-2", 600, 1, 300, 100), tokens("both", 7, 3, 0, 0), tokens("too-many", 0, 1, 20, 0), tokens("too-many-2", 0, 0, 11, 0), tokens("too-many-3", 0, 0, 6, 5), tokens("no-whole", 0, 1, 0, 0), tokens("all-cached", 0, 0, 10, 0),
       tokens("nulls", 9, 8, 0, 0), tokens("bad", 0, 0, 0, 4), tokens("max", 18446744073709551615, 0, 0, 0), tokens("unknown", 3, 0, 0, 0), usd(18), unpriced(0)])
 
+case("spend_too_many", "10,000 entries are believed, 10,001 are one unpriced entry.",
+     lines(rec(b'"spend":[' + b",".join([b"0.0001"] * 10000) + b"]", kind=b'"most"'), rec(b'"spend":[' + b",".join([b"0.0001"] * 10001) + b"]", kind=b'"more"')),
+     [usd(1, kind="most"), unpriced(0, kind="most"), usd(0, kind="more"), unpriced(1, kind="more")])
+
 case("spend_costs", "Without a price map: which reported costs are usable, and when a cost of 0 is believed.",
      lines(*[rec(b'"spend":{"cost_usd":%s}' % cost, kind=b'"%s"' % kind) for kind, cost in (
          (b"int", b"2"), (b"text", b'"0.0375"'), (b"exp", b"1.5E-1"), (b"textexp", b'"15e-2"'), (b"longest", b"0.1234567890123456789012345678"), (b"toolong", b"0.12345678901234567890123456789"),
