@@ -409,11 +409,7 @@ class PriceMap:
         return total
 
     def free(self, provider, model, tokens):
-        entry = self._model(provider, model)
-        if entry is None or not tokens.known:
-            return False
-        context = tokens.input + tokens.cache_read + tokens.cache_creation
-        return all(self._price(entry, t, context) == 0 for t in tokens.used())
+        return self.cost(provider, model, tokens) == 0
 
 
 def string_or_none(doc, node):

@@ -46,10 +46,10 @@ pub struct Envelope<'a> {
     pub nacks: u64,
     /// The payload, as JSON text.
     pub payload: Option<&'a str>,
-    /// The length of its longest direct member, as JSON text, if it is an object.
-    longest_member: usize,
     /// Whether a field had to be interpreted. Such a record is counted, but never changed or removed.
     pub in_doubt: bool,
+    /// The length of the payload's longest direct member, as JSON text, if it is an object.
+    longest_member: usize,
     document: Document<'a>,
     spend_start: Option<usize>,
 }
@@ -146,6 +146,13 @@ const STARTED_TS: usize = 8;
 const FINISHED_TS: usize = 9;
 const NACKS: usize = 10;
 const SPEND: usize = 11;
+// Of these it only matters whether they stand there twice.
+const RUN_ID: usize = 12;
+const CORRELATION_ID: usize = 13;
+const PARENT: usize = 14;
+const OWNER: usize = 15;
+const RESULT: usize = 16;
+const FIELDS: usize = 17;
 
 fn index(key: &[u8]) -> Option<usize> {
     Some(match key {
@@ -161,16 +168,14 @@ fn index(key: &[u8]) -> Option<usize> {
         b"finished_ts" => FINISHED_TS,
         b"nacks" => NACKS,
         b"spend" => SPEND,
-        // Only whether they stand there twice matters here.
-        b"run_id" => 12,
-        b"correlation_id" => 13,
-        b"parent" => 14,
-        b"owner" => 15,
-        b"result" => 16,
+        b"run_id" => RUN_ID,
+        b"correlation_id" => CORRELATION_ID,
+        b"parent" => PARENT,
+        b"owner" => OWNER,
+        b"result" => RESULT,
         _ => return None,
     })
 }
-const FIELDS: usize = 17;
 
 /// Reads an envelope's fields and remembers whether any of them had to be interpreted.
 struct Reader<'a> {

@@ -40,6 +40,9 @@ impl SharedLock {
                 return Ok(Self { path: path.to_owned(), file: Some(file) });
             }
             // The lock file was replaced while we waited: whoever locks now, locks the new one.
+            if start.elapsed() > timeout {
+                return Err(busy(path, timeout));
+            }
         }
     }
 
