@@ -2,8 +2,8 @@
 """Prints a random queue: random_queue.py SEED [LINES]. The same seed gives the same bytes.
 
 Sound records of every shape are mixed with odd values in every field, with damage and with ledger lines. Give it to
-recount.py and to the exporter and compare, with `--now 2026-11-29T12:00:00Z` (some records lie a little after it), with and
-without `--prices tests/data/cases/prices/prices.json`, which knows some of the models. In some 500 lines there are fewer
+recount.py and to the exporter, or to retain.py and to handoff-compact, and compare, with `--now 2026-11-29T12:00:00Z` (some records lie
+a little after it, many close to 14 days before it), with and without `--prices tests/data/cases/prices/prices.json`, which knows some of the models. In some 500 lines there are fewer
 than 50 roles, kinds and models, so that the order of appearance does not matter, unless the seed is a multiple of 10.
 """
 
@@ -11,6 +11,7 @@ import random
 import sys
 
 NOW = 1795953600
+LIMIT = 14 * 86_400  # what handoff-compact takes for old if not told otherwise
 BIG = 8192
 
 
@@ -221,6 +222,44 @@ class Maker:
 
     # ------------------------------------------------------------------------------------------------------------ lines
 
+    def moment(self):
+        """A time that a decision about keeping a record may hang on."""
+        exact = self.pick(0, 0, 0, 1, -1, self.rng.randrange(-(10**6), 10**6))
+        limit, now = (NOW - LIMIT) * 1_000_000, NOW * 1_000_000
+        r = self.rng.random()
+        if r < 0.35:  # old, a day or a year
+            return limit - self.rng.randrange(self.pick(86_400, 31_536_000) * 1_000_000)
+        if r < 0.65:
+            return limit + exact
+        if r < 0.8:
+            return limit + self.rng.randrange(LIMIT * 1_000_000)
+        return now + self.pick(exact, exact, 86_400_000_000) if r < 0.93 else 0
+
+    def moment_text(self, us):
+        return self.micros(us) if us > 0 else self.pick("0", "-0", "0.0", "0.0000004", "0e9", '"1970-01-01T00:00:00Z"', '"1970-01-01T01:00:00+01:00"')
+
+    def aged(self, m):
+        """Makes a record one that compaction might remove, or only just not."""
+        fields = dict(m)
+        if self.chance(0.85):
+            fields['"status"'] = self.string("done")
+        times = [self.moment() for _ in range(3)]
+        if self.chance(0.6):  # in their order, close together
+            times = sorted(max(0, times[2] - self.pick(0, 0, 1, self.rng.randrange(10**10))) for _ in range(3))
+        for name, us in zip(('"ts"', '"started_ts"', '"finished_ts"'), times):
+            if name == '"ts"' or self.chance(0.75):
+                fields[name] = self.moment_text(us)
+            elif self.chance(0.2):
+                fields[name] = self.pick("null", "null", self.bad_time())
+        if self.chance(0.3):
+            fields['"nacks"'] = self.pick("[]", "0", "-0", "null", "1", "[{}]", "[null]", self.nacks())
+        m = list(fields.items())
+        if self.chance(0.05):  # of these the last one counts, and whichever it is, they cast doubt
+            key = self.pick('"status"', '"ts"', '"finished_ts"', '"started_ts"', '"nacks"', '"to"')
+            m.insert(self.rng.randrange(len(m) + 1), (key, fields.get(key, "null") if self.chance(0.5) else self.pick('"done"', '"queued"', "null", "0", "1", "[]")))
+            self.plain = False
+        return m
+
     def record(self):
         self.plain = True
         m = [('"id"', self.string(f"id-{self.rng.randrange(10**9)}")), ('"ts"', self.any_time()), ('"kind"', self.name("kind")), ('"from"', self.name("role")), ('"to"', self.name("role")),
@@ -240,6 +279,8 @@ class Maker:
             m.append((self.pick('"started_ts"', '"finished_ts"'), self.pick("null", self.bad_time(), self.any_time())))
         if self.chance(0.3):
             m.append(('"nacks"', self.nacks()))
+        if self.chance(0.3):
+            m = self.aged(m)
         if self.chance(0.6):
             m.append(('"spend"', self.spend()))
         if self.chance(0.2):
@@ -277,12 +318,21 @@ class Maker:
             cells.append(self.object(m))
         tokens = [self.object([('"kind"', self.name("kind")), ('"model"', self.name("model"))] + [(f'"{n}"', str(self.rng.randrange(10**6))) for n in ("input", "output", "cache_read", "cache_creation") if self.chance(0.8)])
                   for _ in range(self.rng.randrange(3))]
-        totals = '{"cells":%s,"tokens":%s,"reclaimed_bytes":%d}' % (self.array(cells), self.array(tokens), self.rng.randrange(10**6))
+        members = [('"cells"', self.array(cells)), ('"tokens"', self.array(tokens)), ('"reclaimed_bytes"', str(self.rng.randrange(10**6)))]
+        if self.chance(0.7):
+            names = lambda prefix: self.array([self.name(prefix) for _ in range(self.rng.randrange(60 if self.many else 6))])
+            members = [(f'"{prefix}s"', names(prefix)) for prefix in ("role", "kind", "model") if self.chance(0.8)] + members
+            if self.chance(0.05):
+                members.append((self.pick('"roles"', '"kinds"', '"models"'), self.pick("[]", "null", "{}", '"r"', "7", "[7]", "[null]", '[["r"]]')))
+        if self.chance(0.2):  # labels come first wherever their names stand
+            self.rng.shuffle(members)
+        totals = self.object(members)
         version = "1"
         if self.chance(0.15):
             version = self.pick("2", "0", '"1"', "null", "true")
         elif self.chance(0.15):
             totals = self.pick("[]", '{"cells":7}', '{"cells":[{}]}', '{"cells":[{"role":"r","kind":"k","records":-1}]}', '{"cells":[{"role":"r","kind":"k","spend_usd":1}]}', '{"tokens":[{"kind":"k"}]}',
+                               '{"roles":["r"],"roles":["r"]}', '{"kinds":"k"}', '{"models":[1]}', '{"models":null}', '{"cells":[{"role":"r","kind":"k","done":1,"done":1}]}',
                                '{"cells":[{"role":"r","kind":"k","queue_wait":{"buckets":[1],"sum_us":1}}]}')
         return ('{"id":"ledger","ts":1795900000,"kind":"ledger","from":"handoff","to":"","payload":{"version":%s,"totals":%s,"generations":{%s}},"status":"ledger"}'
                 % (version, totals, self.pick("", '"7":48231', '"7":1,"12":0'))).encode("utf-8")

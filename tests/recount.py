@@ -39,6 +39,9 @@ FIELDS = {"id", "ts", "kind", "from", "to", "payload", "status", "protocol_versi
           "run_id", "correlation_id", "parent", "owner", "result"}
 MAX_VALUES = 50
 MAX_LABEL = 128
+LEDGER_START = b'{"id":"ledger",'
+LEDGER_LINE = 5 << 20
+LEDGER_PAYLOAD = 4 << 20
 
 # --------------------------------------------------------------------------------------------------------------- JSON
 
@@ -57,12 +60,13 @@ class NotJson(Exception):
 
 
 class Node:
-    """A JSON value and where it stands: kind is object, array, string, number, bool, null or nan. `longest` is an object's longest member."""
+    """A JSON value and where it stands: kind is object, array, string, number, bool, null or nan. `longest` is an object's longest
+    member, `twice` the keys that stand in it more than once."""
 
-    __slots__ = ("kind", "value", "start", "end", "longest")
+    __slots__ = ("kind", "value", "start", "end", "longest", "twice")
 
     def __init__(self, kind, value, start, end):
-        self.kind, self.value, self.start, self.end, self.longest = kind, value, start, end, 0
+        self.kind, self.value, self.start, self.end, self.longest, self.twice = kind, value, start, end, 0, frozenset()
 
 
 def decode(raw):
@@ -107,12 +111,11 @@ def end_of_string(b, i):
 
 
 class Document:
-    """One JSON text. `nonfinite` tells whether there is such a number anywhere, `duplicates` which keys of the root stood there twice."""
+    """One JSON text. `nonfinite` tells whether there is such a number anywhere."""
 
     def __init__(self, b, i=0):
         self.b = b
         self.nonfinite = False
-        self.duplicates = set()
         self.root = self._read(i)
 
     def text(self, node):
@@ -186,8 +189,10 @@ class Document:
     def _key(self, i, stack):
         end = end_of_string(self.b, i)
         key, _ = decode(self.b[i:end])
-        if len(stack) == 1 and key in stack[0][0].value:
-            self.duplicates.add(key)
+        node = stack[-1][0]
+        if key in node.value:
+            node.twice = node.twice or set()
+            node.twice.add(key)
         stack[-1][1] = key
         i = SPACE.match(self.b, end).end()
         if self.b[i : i + 1] != b":":
@@ -495,7 +500,7 @@ def is_blank(line):
 
 def envelope(line, max_line):
     """The document of a line that is a record or a ledger line by its envelope."""
-    if len(line) > max_line:
+    if len(line) > (max(max_line, LEDGER_LINE) if line.startswith(LEDGER_START) else max_line):
         raise Malformed("too_long")
     try:
         line.decode("utf-8")
@@ -535,17 +540,25 @@ class Histogram:
 
 
 def ledger_of(doc):
-    """The ledger as plain data: (cells, tokens, generations)."""
+    """The ledger as plain data: (names by sort, cells, tokens, generations)."""
     wrong = Malformed("not_an_envelope")
+
+    def once(node, *names):
+        if node.twice & set(names):
+            raise wrong
+
     payload = doc.root.value.get("payload")
     if payload is None or payload.kind != "object":
         raise wrong
+    once(payload, "version")
     version = payload.value.get("version")
     literal = doc.number(version) if version is not None and version.kind == "number" else b""
     if not re.fullmatch(rb"-?(?:0|[1-9][0-9]*)", literal):
         raise wrong
     if literal != b"1":
         raise Malformed("unsupported_version")
+    if payload.end - payload.start > LEDGER_PAYLOAD:
+        raise wrong
 
     def member(node, name, kind, default=None):
         found = node.value.get(name)
@@ -571,6 +584,7 @@ def ledger_of(doc):
         found = member(cell, name, "object", False)
         if not found:
             return [0] * (len(BOUNDS) + 1), 0
+        once(found, "buckets", "sum_us")
         buckets = member(found, "buckets", "array", False)
         buckets = [integer(n) for n in buckets.value] if buckets else [0] * (len(BOUNDS) + 1)
         if len(buckets) != len(BOUNDS) + 1:
@@ -587,13 +601,23 @@ def ledger_of(doc):
             raise wrong
         return value
 
+    once(payload, "totals", "generations")
     totals = member(payload, "totals", "object")
     generations = member(payload, "generations", "object")
-    cells, tokens = [], []
+    once(totals, "roles", "kinds", "models", "cells", "tokens", "reclaimed_bytes")
+    names, cells, tokens = {}, [], []
+    for sort in ("roles", "kinds", "models"):
+        listed = member(totals, sort, "array", False)
+        names[sort] = []
+        for name in listed.value if listed else ():
+            if name.kind != "string":
+                raise wrong
+            names[sort].append(doc.text(name))
     listed = member(totals, "cells", "array", False)
     for cell in listed.value if listed else ():
         if cell.kind != "object":
             raise wrong
+        once(cell, "role", "kind", "records", "done", "dead", "nacks", "queue_wait", "role_time", "spend_usd", "unpriced")
         one = {name: integer_in(cell, name) for name in ("records", "done", "dead", "nacks", "unpriced")}
         one.update((name, doc.text(member(cell, name, "string"))) for name in ("role", "kind"))
         one.update(wait=histogram(cell, "queue_wait"), time=histogram(cell, "role_time"), spend=money(cell))
@@ -602,33 +626,59 @@ def ledger_of(doc):
     for cell in listed.value if listed else ():
         if cell.kind != "object":
             raise wrong
+        once(cell, "kind", "model", *TOKEN_TYPES)
         one = {name: integer_in(cell, name) for name in TOKEN_TYPES}
         one.update((name, doc.text(member(cell, name, "string"))) for name in ("kind", "model"))
         tokens.append(one)
     integer_in(totals, "reclaimed_bytes")
     offsets = {}
+    once(generations, *generations.value)
     for name, node in generations.value.items():
         if not re.fullmatch(r"0|[1-9][0-9]*", name):
             raise wrong
         offsets[int(name)] = integer(node)
-    return cells, tokens, offsets
+    return names, cells, tokens, offsets
 
 
 REFERENCE = re.compile(rb"(?=blob/([0-9a-f]{2})/(\1[0-9a-f]{62})(?![0-9a-f]))")
 
 
-def unreadable_option(doc):
-    for name in ("started_ts", "finished_ts"):
-        node = present(doc.root, name)
-        if node is not None and time_of(doc, node) is None:
-            return True
+def number_of_nacks(doc):
+    """What `nacks` says, 0 if it is absent and None if it is unreadable. That a record's status is `nack` is not looked at."""
     nacks = present(doc.root, "nacks")
-    return nacks is not None and nacks.kind != "array" and (nacks.kind != "number" or whole(doc.number(nacks), 2**32 - 1) is None)
+    if nacks is None:
+        return 0
+    if nacks.kind == "array":
+        return len(nacks.value)
+    return whole(doc.number(nacks), 2**32 - 1) if nacks.kind == "number" else None
 
 
-def doubtful(doc):
-    lone = any(decode(doc.number(doc.root.value[name]))[1] for name in ("id", "kind", "from", "to", "status"))
-    return doc.nonfinite or bool(doc.duplicates & FIELDS) or lone
+def doubt_of(doc):
+    """The first reason why a record is in doubt, or None."""
+    root = doc.root
+    if root.twice & FIELDS:
+        return "duplicate_key"
+    if doc.nonfinite:
+        return "non_finite_number"
+    if any(decode(doc.number(root.value[name]))[1] for name in ("id", "kind", "from", "to", "status")):
+        return "lone_surrogate"
+    for name in ("started_ts", "finished_ts"):
+        node = present(root, name)
+        if node is not None and time_of(doc, node) is None:
+            return "unreadable_time"
+    return "unreadable_nacks" if number_of_nacks(doc) is None else None
+
+
+def line_of(line, max_line):
+    """What a line is: (blank, record or ledger; its document; what it says as a ledger). Anything else raises Malformed."""
+    if is_blank(line):
+        return "blank", None, None
+    doc = envelope(line, max_line)
+    if any(doc.text(doc.root.value[name]) != "ledger" for name in ("kind", "status")):
+        return "record", doc, None
+    if doubt_of(doc):
+        raise Malformed("not_an_envelope")
+    return "ledger", doc, ledger_of(doc)
 
 
 class Count:
@@ -667,22 +717,21 @@ class Count:
                 self.missing += 1
 
     def line(self, line, number):
-        if is_blank(line):
-            return
         try:
-            doc = envelope(line, self.max_line)
-            values = doc.root.value
-            if doc.text(values["kind"]) == "ledger" and doc.text(values["status"]) == "ledger":
-                if doubtful(doc) or unreadable_option(doc):
-                    raise Malformed("not_an_envelope")
-                self.ledger(ledger_of(doc))
-            else:
-                self.record(doc)
+            what, doc, ledger = line_of(line, self.max_line)
         except Malformed as e:
             self.malformed.append([number, e.reason])
+            return
+        if what == "ledger":
+            self.ledger(ledger)
+        elif what == "record":
+            self.record(doc)
 
     def ledger(self, ledger):
-        cells, tokens, offsets = ledger
+        names, cells, tokens, offsets = ledger
+        for sort, label in (("roles", self.roles.label), ("kinds", self.kinds.label), ("models", self.model)):
+            for name in names[sort]:
+                label(name)
         for one in cells:
             role, kind = self.roles.label(one["role"]), self.kinds.label(one["kind"])
             cell = self.pair(role, kind)
@@ -707,7 +756,6 @@ class Count:
         cell = self.pair(role, kind)
         status = doc.text(root.value["status"])
         status = status if status in STATUSES else "other"
-        doubt = doubtful(doc)
 
         cell["records"] += 1
         cell["status"][status] = cell["status"].get(status, 0) + 1
@@ -718,21 +766,11 @@ class Count:
         if status in ("queued", "running", "human"):
             self.oldest[role, status] = min(ts, self.oldest.get((role, status), ts))
 
-        started, finished = present(root, "started_ts"), present(root, "finished_ts")
-        started_us, finished_us = time_of(doc, started), time_of(doc, finished)
-        doubt |= (started is not None and started_us is None) or (finished is not None and finished_us is None)
-        self.interval(self.wait[role], ts, started_us)
-        self.interval(self.time[role], started_us, finished_us)
+        started, finished = (time_of(doc, present(root, name)) for name in ("started_ts", "finished_ts"))
+        self.interval(self.wait[role], ts, started)
+        self.interval(self.time[role], started, finished)
 
-        nacks, number = present(root, "nacks"), 0
-        if nacks is not None:
-            if nacks.kind == "array":
-                number = len(nacks.value)
-            else:
-                count = whole(doc.number(nacks), 2**32 - 1) if nacks.kind == "number" else None
-                doubt |= count is None
-                number = count or 0
-        cell["nacks"] += max(number, 1 if status == "nack" else 0)
+        cell["nacks"] += max(number_of_nacks(doc) or 0, 1 if status == "nack" else 0)
 
         spend, unpriced, used = spend_of(doc, present(root, "spend"), self.prices)
         cell["spend"] += spend
@@ -741,7 +779,7 @@ class Count:
             self.add_tokens(kind, self.model(model), {t: getattr(tokens, t) for t in TOKEN_TYPES})
 
         payload = present(root, "payload")
-        if not doubt and payload is not None and payload.kind == "object":
+        if not doubt_of(doc) and payload is not None and payload.kind == "object":
             self.oversized += payload.longest > OVERSIZED
 
 

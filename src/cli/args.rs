@@ -6,14 +6,19 @@ use std::time::{Duration, SystemTime};
 
 use bytesize::ByteSize;
 use clap::builder::FalseyValueParser;
+use clap::error::ErrorKind as UsageError;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command};
 
 use super::exit::Exit;
 use super::messages::{Level, Messages};
 use crate::format::labels;
+use crate::format::spend::Prices;
 use crate::format::time::Timestamp;
-use crate::store::queue::{QueueFiles, ReadOptions};
+use crate::metrics;
+use crate::store::queue::QueueFiles;
+use crate::store::scan::ReadOptions;
+use crate::store::{Error, ErrorKind, find_line, read_regular};
 
 /// The arguments of every tool.
 #[derive(Debug, Args)]
@@ -76,7 +81,7 @@ impl Common {
     pub(super) fn level(&self) -> Level {
         match (self.quiet, self.verbose) {
             (true, _) => Level::Error,
-            (false, false) => Level::Warning,
+            (false, false) => Level::Notice,
             (false, true) => Level::Info,
         }
     }
@@ -88,6 +93,55 @@ impl Common {
             let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             Timestamp::from_micros(i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX))
         })
+    }
+}
+
+/// Where prices come from.
+#[derive(Debug, Args)]
+pub(super) struct Pricing {
+    /// Prices for model responses that come without their cost, as in LiteLLM's price map; the same for all tools
+    #[arg(long, env = "HANDOFF_PRICES", value_name = "FILE")]
+    prices: Option<PathBuf>,
+}
+
+impl Pricing {
+    /// LiteLLM's price map has a good megabyte.
+    const MAX_BYTES: u64 = 64 * 1024 * 1024;
+
+    /// Reads the price map, if there is to be one.
+    pub(super) fn read(&self) -> Result<Prices, Error> {
+        let Some(path) = &self.prices else { return Ok(Prices::default()) };
+        let json = read_regular(path, Self::MAX_BYTES)?;
+        let json = json.ok_or_else(|| Error::new(ErrorKind::Io, path, "does not exist").advise("correct the path"))?;
+        Prices::parse(&json).map_err(|error| Error::new(ErrorKind::BadData, path, error.to_string()))
+    }
+}
+
+/// Where metrics go.
+#[derive(Debug, Args)]
+pub(super) struct Textfile {
+    /// Write the metrics into this directory, for node_exporter's textfile collector
+    #[arg(long, env = "HANDOFF_TEXTFILE_DIR", value_name = "DIR", default_value = "/var/lib/prometheus/node-exporter")]
+    pub(super) textfile_dir: PathBuf,
+}
+
+impl Textfile {
+    /// The value that a metric without labels had in the last output; `None` if there was none.
+    pub(super) fn previous(&self, file_name: &str, metric: &str) -> Result<Option<f64>, Error> {
+        let line = find_line(&self.textfile_dir.join(file_name), metric)?;
+        Ok(line.and_then(|line| metrics::previous_value(&line, metric)))
+    }
+
+    /// When a tool last succeeded, as its last output says: 0 for never, `None` if there is no telling.
+    pub(super) fn last_success(&self, file_name: &str, metric: &str, messages: &Messages) -> Option<f64> {
+        const NEVER: f64 = 0.0;
+        match self.previous(file_name, metric) {
+            Ok(value) => Some(value.unwrap_or(NEVER)),
+            Err(error) => {
+                messages.warning(error);
+                None
+            }
+        }
     }
 }
 
@@ -117,6 +171,20 @@ pub(super) fn report(program: &'static str, error: &clap::Error) -> Exit {
     let first = text.lines().next().unwrap_or_default();
     Messages::new(program, Level::Error).error(format_args!("{}: see --help", first.trim_start_matches("error: ")));
     Exit::Usage
+}
+
+/// Whether `--verbose` and `--quiet` stand on the command line itself, which only one of them may.
+pub(super) fn verbosity(mut command: Command, matches: &ArgMatches) -> Result<[bool; 2], clap::Error> {
+    let [verbose, quiet] = ["verbose", "quiet"].map(|id| is_on_command_line(matches, id));
+    if verbose && quiet {
+        return Err(command.error(UsageError::ArgumentConflict, "--verbose and --quiet exclude each other"));
+    }
+    Ok([verbose, quiet])
+}
+
+/// Whether an argument has its default value.
+pub(super) fn is_default(matches: &ArgMatches, id: &str) -> bool {
+    matches.value_source(id) == Some(ValueSource::DefaultValue)
 }
 
 /// Whether an argument stands on the command line itself, which wins over variables.

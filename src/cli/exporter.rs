@@ -1,7 +1,6 @@
 //! `handoff-exporter`: reads the queue and writes `handoff.prom`.
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -9,23 +8,18 @@ use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind as UsageError;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
-use super::args::{self, Common};
+use super::args::{self, Common, Pricing, Textfile};
 use super::exit::Exit;
-use super::messages::Messages;
-use crate::format::spend::Prices;
+use super::messages::{self, Messages};
 use crate::format::summary::Parameters;
 use crate::format::time::Timestamp;
 use crate::metrics::{self, Health};
 use crate::store::queue::{self, Reading};
-use crate::store::{Error, ErrorKind, atomic_file, find_line, read_regular};
+use crate::store::{Error, ErrorKind, atomic_file};
 
 const NAME: &str = "handoff-exporter";
 /// The file in the textfile directory.
 const FILE_NAME: &str = "handoff.prom";
-/// The time of the last success when there was none.
-const NEVER: f64 = 0.0;
-/// LiteLLM's price map has a good megabyte.
-const MAX_PRICES: u64 = 64 * 1024 * 1024;
 
 /// Read the handoff queue and write its metrics for node_exporter's textfile collector
 ///
@@ -37,9 +31,8 @@ struct Arguments {
     #[command(flatten)]
     common: Common,
 
-    /// Write handoff.prom into this directory
-    #[arg(long, env = "HANDOFF_TEXTFILE_DIR", value_name = "DIR", default_value = "/var/lib/prometheus/node-exporter")]
-    textfile_dir: PathBuf,
+    #[command(flatten)]
+    textfile: Textfile,
 
     /// Print the metrics to standard output instead of writing handoff.prom
     #[arg(long, env = "HANDOFF_STDOUT", value_parser = FalseyValueParser::new())]
@@ -55,9 +48,8 @@ struct Arguments {
     #[arg(long, env = "HANDOFF_KINDS", value_name = "NAME,…", value_delimiter = ',', value_parser = args::name)]
     kinds: Vec<String>,
 
-    /// Prices for model responses that come without their cost, as in LiteLLM's price map
-    #[arg(long, env = "HANDOFF_PRICES", value_name = "FILE")]
-    prices: Option<PathBuf>,
+    #[command(flatten)]
+    pricing: Pricing,
 
     /// The blob store [default: beside the queue, blob/]
     #[arg(long, env = "HANDOFF_BLOB_DIR", value_name = "DIR")]
@@ -84,15 +76,12 @@ pub fn main() -> ExitCode {
 
 fn parse() -> Result<Arguments, clap::Error> {
     let mut matches = args::parse(Arguments::command(), std::env::args_os())?;
-    let [to_directory, to_stdout, verbose, quiet] =
-        ["textfile_dir", "stdout", "verbose", "quiet"].map(|id| args::is_on_command_line(&matches, id));
-    let conflict = |message| Err(Arguments::command().error(UsageError::ArgumentConflict, message));
+    let [to_directory, to_stdout] = ["textfile_dir", "stdout"].map(|id| args::is_on_command_line(&matches, id));
     if to_directory && to_stdout {
-        return conflict("--textfile-dir and --stdout exclude each other");
+        let message = "--textfile-dir and --stdout exclude each other";
+        return Err(Arguments::command().error(UsageError::ArgumentConflict, message));
     }
-    if verbose && quiet {
-        return conflict("--verbose and --quiet exclude each other");
-    }
+    let [verbose, quiet] = args::verbosity(Arguments::command(), &matches)?;
     let mut arguments = Arguments::from_arg_matches_mut(&mut matches)?;
     // What the command line says wins over a variable that says the opposite.
     arguments.stdout &= !to_directory;
@@ -121,7 +110,11 @@ fn run(arguments: &Arguments) -> Exit {
     }
 
     let success = exit == Exit::Done;
-    let last_success = if success { Some(now.as_seconds()) } else { last_success(arguments, &messages) };
+    let last_success = match success {
+        true => Some(now.as_seconds()),
+        false if arguments.stdout => None,
+        false => arguments.textfile.last_success(FILE_NAME, metrics::LAST_SUCCESS, &messages),
+    };
     let health = Health { success, last_success, duration: start.elapsed().as_secs_f64() };
     let written = metrics::render(reading.as_ref().ok(), health)
         .map_err(|error| {
@@ -148,10 +141,7 @@ fn run(arguments: &Arguments) -> Exit {
 
 /// Reads all that the metrics tell of.
 fn read(arguments: &Arguments, now: Timestamp) -> Result<Reading, Error> {
-    let prices = match &arguments.prices {
-        Some(path) => read_prices(path)?,
-        None => Prices::default(),
-    };
+    let prices = arguments.pricing.read()?;
     let parameters = Parameters { now, roles: arguments.roles.clone(), kinds: arguments.kinds.clone(), prices };
     let files = arguments.common.files(arguments.blob_dir.clone());
     let mut reading = queue::read(&files, &arguments.common.read_options(), &parameters)?;
@@ -159,37 +149,10 @@ fn read(arguments: &Arguments, now: Timestamp) -> Result<Reading, Error> {
     Ok(reading)
 }
 
-fn read_prices(path: &Path) -> Result<Prices, Error> {
-    let json = read_regular(path, MAX_PRICES)?;
-    let json = json.ok_or_else(|| Error::new(ErrorKind::Io, path, "does not exist").advise("correct the path"))?;
-    Prices::parse(&json).map_err(|error| Error::new(ErrorKind::BadData, path, error.to_string()))
-}
-
-/// When the exporter last succeeded, as its last output says; `None` if there is no telling.
-fn last_success(arguments: &Arguments, messages: &Messages) -> Option<f64> {
-    if arguments.stdout {
-        return None;
-    }
-    match find_line(&arguments.textfile_dir.join(FILE_NAME), metrics::LAST_SUCCESS) {
-        Ok(line) => Some(line.and_then(|line| metrics::previous_value(&line, metrics::LAST_SUCCESS)).unwrap_or(NEVER)),
-        Err(error) => {
-            messages.warning(error);
-            None
-        }
-    }
-}
-
 /// Puts the metrics where they are wanted.
 fn write(arguments: &Arguments, text: &[u8]) -> Result<(), Error> {
     if !arguments.stdout {
-        return atomic_file::replace(&arguments.textfile_dir, FILE_NAME, text);
+        return atomic_file::replace(&arguments.textfile.textfile_dir, FILE_NAME, text);
     }
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text).and_then(|()| stdout.flush()) {
-        // Who reads only the beginning, as head(1) does, has got what they wanted.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::io(Path::new("standard output"), "cannot be written", error))
-        }
-        _ => Ok(()),
-    }
+    messages::print(text)
 }

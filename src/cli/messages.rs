@@ -5,6 +5,9 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::store::Error;
 
 /// Where messages go and how many.
 #[derive(Debug)]
@@ -20,6 +23,7 @@ pub(super) struct Messages {
 pub(super) enum Level {
     Error = 3,
     Warning = 4,
+    Notice = 5,
     Info = 6,
 }
 
@@ -36,6 +40,10 @@ impl Messages {
         self.print(Level::Warning, &message);
     }
 
+    pub(super) fn notice(&self, message: impl Display) {
+        self.print(Level::Notice, &message);
+    }
+
     pub(super) fn info(&self, message: impl Display) {
         self.print(Level::Info, &message);
     }
@@ -48,6 +56,18 @@ impl Messages {
         let line = format!("{priority}{}: {}\n", self.program, one_line(&message.to_string()));
         // There is nowhere to report that standard error is closed.
         drop(io::stderr().write_all(line.as_bytes()));
+    }
+}
+
+/// Prints data to standard output.
+pub(super) fn print(data: &[u8]) -> Result<(), Error> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(data).and_then(|()| stdout.flush()) {
+        // Who reads only the beginning, as head(1) does, has got what they wanted.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::io(Path::new("standard output"), "cannot be written", error))
+        }
+        _ => Ok(()),
     }
 }
 

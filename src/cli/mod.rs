@@ -3,6 +3,7 @@
 //! *Architecture invariant:* this layer alone reads the time of day and the environment, prints, and decides on exit codes.
 
 mod args;
+pub mod compact;
 mod exit;
 pub mod exporter;
 mod messages;

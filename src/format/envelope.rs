@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use super::json::{self, Document, Fault, Members};
-use super::ledger::Ledger;
+use super::ledger::{LEDGER_START, Ledger};
+use super::lines::RawLine;
 use super::malformed::{Malformed, Reason};
 use super::spend;
 use super::time::Timestamp;
@@ -46,8 +47,8 @@ pub struct Envelope<'a> {
     pub nacks: u64,
     /// The payload, as JSON text.
     pub payload: Option<&'a str>,
-    /// Whether a field had to be interpreted. Such a record is counted, but never changed or removed.
-    pub in_doubt: bool,
+    /// Why a field had to be interpreted, if one had. Such a record is counted, but never changed or removed.
+    pub doubt: Option<Doubt>,
     /// The length of the payload's longest direct member, as JSON text, if it is an object.
     longest_member: usize,
     document: Document<'a>,
@@ -63,12 +64,41 @@ impl<'a> Envelope<'a> {
     /// Whether the next offload would move a part of the payload into the blob store.
     #[must_use]
     pub fn is_oversized(&self) -> bool {
-        !self.in_doubt && self.longest_member > OVERSIZED
+        self.doubt.is_none() && self.longest_member > OVERSIZED
+    }
+}
+
+/// Why a record can't be read with certainty. The first one that applies counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Doubt {
+    /// A field of the format's stands there twice.
+    DuplicateKey,
+    /// A number is none of JSON's.
+    NonFiniteNumber,
+    /// A name isn't Unicode.
+    LoneSurrogate,
+    /// `started_ts` or `finished_ts` is no time.
+    UnreadableTime,
+    /// `nacks` is neither an array nor a count.
+    UnreadableNacks,
+}
+
+impl Doubt {
+    /// Its name, as in plans.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::DuplicateKey => "duplicate_key",
+            Self::NonFiniteNumber => "non_finite_number",
+            Self::LoneSurrogate => "lone_surrogate",
+            Self::UnreadableTime => "unreadable_time",
+            Self::UnreadableNacks => "unreadable_nacks",
+        }
     }
 }
 
 /// Where a record stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
     /// Waits for a worker of its role.
     Queued,
@@ -110,11 +140,29 @@ impl Status {
     }
 }
 
+/// Reads one line as the splitter passes it on.
+///
+/// # Errors
+/// Says why the line is malformed.
+pub fn parse_raw(line: RawLine<'_>) -> Result<Line<'_>, Malformed> {
+    match line {
+        RawLine::Whole(line) => parse(line),
+        RawLine::TooLong { bytes } => {
+            Err(Malformed::new(Reason::TooLong, format!("{bytes} bytes are more than a line may have")))
+        }
+    }
+}
+
 /// Reads one line, without its `\n`.
 ///
 /// # Errors
 /// Says why the line is malformed.
 pub fn parse(line: &[u8]) -> Result<Line<'_>, Malformed> {
+    // A damaged ledger is a lost ledger, whatever the damage.
+    parse_any(line).map_err(|fault| Malformed { is_ledger: fault.is_ledger || line.starts_with(LEDGER_START), ..fault })
+}
+
+fn parse_any(line: &[u8]) -> Result<Line<'_>, Malformed> {
     let text = simdutf8::compat::from_utf8(line).map_err(|error| {
         Malformed::new(Reason::NotUtf8, format!("invalid UTF-8 at byte {}", error.valid_up_to() + 1))
     })?;
@@ -125,8 +173,9 @@ pub fn parse(line: &[u8]) -> Result<Line<'_>, Malformed> {
         Err(Fault::NotAnObject) => return Err(Malformed::new(Reason::NotAnEnvelope, "not a JSON object")),
         Err(Fault::Syntax(fault)) => return Err(Malformed::new(Reason::NotJson, fault.to_string())),
     };
-    let in_doubt = members.duplicates || members.non_finite;
-    Reader { document, members, in_doubt }.read()
+    let duplicate = members.duplicates.then_some(Doubt::DuplicateKey);
+    let doubt = duplicate.or(members.non_finite.then_some(Doubt::NonFiniteNumber));
+    Reader { document, members, doubt }.read()
 }
 
 fn is_blank(line: &[u8]) -> bool {
@@ -177,11 +226,11 @@ fn index(key: &[u8]) -> Option<usize> {
     })
 }
 
-/// Reads an envelope's fields and remembers whether any of them had to be interpreted.
+/// Reads an envelope's fields and remembers why any of them had to be interpreted.
 struct Reader<'a> {
     document: Document<'a>,
     members: Members<'a, FIELDS>,
-    in_doubt: bool,
+    doubt: Option<Doubt>,
 }
 
 impl<'a> Reader<'a> {
@@ -203,12 +252,12 @@ impl<'a> Reader<'a> {
         let ts = ts.ok_or(Malformed::new(Reason::NotAnEnvelope, "`ts` is missing or not a readable time"))?;
         let payload = self.members.get(PAYLOAD);
 
-        let started_ts = self.optional(STARTED_TS, Timestamp::from_json);
-        let finished_ts = self.optional(FINISHED_TS, Timestamp::from_json);
-        let nacks = self.optional(NACKS, nacks).unwrap_or(0);
+        let started_ts = self.optional(STARTED_TS, Timestamp::from_json, Doubt::UnreadableTime);
+        let finished_ts = self.optional(FINISHED_TS, Timestamp::from_json, Doubt::UnreadableTime);
+        let nacks = self.optional(NACKS, nacks, Doubt::UnreadableNacks).unwrap_or(0);
         if kind == "ledger" && status == "ledger" {
-            if self.in_doubt {
-                return Err(Malformed::new(Reason::NotAnEnvelope, "unreadable ledger: it is ambiguous"));
+            if self.doubt.is_some() {
+                return Err(Malformed::ledger(Reason::NotAnEnvelope, "unreadable ledger: it is ambiguous"));
             }
             return Ok(Line::Ledger(Box::new(Ledger::read(payload.unwrap_or_default())?)));
         }
@@ -225,7 +274,7 @@ impl<'a> Reader<'a> {
             nacks: nacks.max(u64::from(status == Status::Nack)),
             payload,
             longest_member: payload.filter(|p| p.starts_with('{')).map_or(0, |_| self.members.longest_part(PAYLOAD)),
-            in_doubt: self.in_doubt,
+            doubt: self.doubt,
             spend_start: self.members.start(SPEND),
             document: self.document,
         }))
@@ -234,15 +283,23 @@ impl<'a> Reader<'a> {
     fn text(&mut self, index: usize, otherwise: &'static str) -> Result<Cow<'a, str>, Malformed> {
         let text = self.members.string(index);
         let text = text.ok_or(Malformed::new(Reason::NotAnEnvelope, otherwise))?;
-        self.in_doubt |= text.lossy;
+        if text.lossy {
+            self.doubt(Doubt::LoneSurrogate);
+        }
         Ok(text.text)
     }
 
-    fn optional<T>(&mut self, index: usize, read: impl FnOnce(&'a str) -> Option<T>) -> Option<T> {
+    fn optional<T>(&mut self, index: usize, read: impl FnOnce(&'a str) -> Option<T>, otherwise: Doubt) -> Option<T> {
         let json = self.members.get(index)?;
         let value = read(json);
-        self.in_doubt |= value.is_none();
+        if value.is_none() {
+            self.doubt(otherwise);
+        }
         value
+    }
+
+    fn doubt(&mut self, doubt: Doubt) {
+        self.doubt = self.doubt.or(Some(doubt));
     }
 }
 
@@ -274,18 +331,37 @@ mod tests {
 
     #[test]
     fn plain_records_are_not_in_doubt() {
-        check("", |e| !e.in_doubt && e.status == Status::Queued && e.nacks == 0);
-        check(r#","started_ts":null,"nacks":null,"protocol_version":null,"new":[1]"#, |e| !e.in_doubt);
+        check("", |e| e.doubt.is_none() && e.status == Status::Queued && e.nacks == 0);
+        check(r#","started_ts":null,"nacks":null,"protocol_version":null,"new":[1]"#, |e| e.doubt.is_none());
     }
 
     #[test]
     fn what_is_interpreted_is_in_doubt() {
-        check(r#","status":"done""#, |e| e.in_doubt && e.status == Status::Done);
-        check(r#","started_ts":"soon""#, |e| e.in_doubt && e.started_ts.is_none());
-        check(r#","nacks":-1"#, |e| e.in_doubt && e.nacks == 0);
-        check(r#","x":[NaN]"#, |e| e.in_doubt);
-        check(r#","kind":"\ud800""#, |e| e.in_doubt && e.kind == "\u{fffd}");
-        check(r#","x":{"a":1,"a":2,"b":"\ud800"}"#, |e| !e.in_doubt);
+        check(r#","status":"done""#, |e| e.doubt == Some(Doubt::DuplicateKey) && e.status == Status::Done);
+        check(r#","started_ts":"soon""#, |e| e.doubt == Some(Doubt::UnreadableTime) && e.started_ts.is_none());
+        check(r#","finished_ts":[],"nacks":-1"#, |e| e.doubt == Some(Doubt::UnreadableTime));
+        check(r#","nacks":-1"#, |e| e.doubt == Some(Doubt::UnreadableNacks) && e.nacks == 0);
+        check(r#","x":[NaN]"#, |e| e.doubt == Some(Doubt::NonFiniteNumber));
+        check(r#","kind":"\ud800""#, |e| e.doubt == Some(Doubt::DuplicateKey) && e.kind == "\u{fffd}");
+        check(r#","x":{"a":1,"a":2,"b":"\ud800"}"#, |e| e.doubt.is_none());
+        let surrogate = with("").replace("\"b\"", r#""\ud800""#);
+        assert!(matches!(parse(surrogate.as_bytes()), Ok(Line::Record(e)) if e.doubt == Some(Doubt::LoneSurrogate)));
+    }
+
+    #[test]
+    fn a_damaged_ledger_is_known_as_one() {
+        let is_ledger = |line: &str| parse(line.as_bytes()).is_err_and(|malformed| malformed.is_ledger);
+        let ledger = |payload: &str| {
+            let members = r#""id":"l","ts":1,"from":"handoff","to":"","kind":"ledger","status":"ledger""#;
+            format!("{{{members},\"payload\":{payload}}}")
+        };
+        assert!(parse(ledger(r#"{"version":1,"totals":{},"generations":{}}"#).as_bytes()).is_ok());
+        assert!(is_ledger(&ledger("{}")));
+        assert!(is_ledger(&ledger(r#"{"version":2}"#)));
+        assert!(is_ledger(&ledger(r#"{"version":1,"totals":{},"generations":{}},"status":"ledger""#)));
+        assert!(is_ledger(r#"{"id":"ledger","ts":17"#));
+        assert!(!is_ledger(r#"{"id":"1","ts":17"#));
+        assert!(!is_ledger("{}"));
     }
 
     #[test]

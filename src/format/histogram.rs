@@ -1,12 +1,12 @@
 //! Durations in buckets.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The inclusive upper bounds of the buckets, in seconds.
 pub const BOUNDS_SECONDS: [u64; 12] = [10, 30, 60, 300, 900, 1_800, 3_600, 14_400, 43_200, 86_400, 259_200, 604_800];
 
 /// How many durations fell into each bucket, and their sum.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Histogram {
     /// Counts per bucket, not cumulative. The last bucket has no bound.

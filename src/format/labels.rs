@@ -1,6 +1,6 @@
 //! A bounded set of label values: whatever a queue holds, it cannot make more series than this.
 
-/// How many distinct values a set learns when none are configured.
+/// How many distinct values a metric's label learns when none are configured.
 pub const MAX_LEARNED: usize = 50;
 /// The longest value that stands for itself, in bytes.
 pub const MAX_BYTES: usize = 128;
@@ -11,22 +11,33 @@ pub const OTHER: &str = "other";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Label(u16);
 
-const OTHER_LABEL: Label = Label(u16::MAX);
+impl Label {
+    /// The place of [`OTHER`].
+    pub const OTHER: Self = Self(u16::MAX);
+}
 
 /// A set of label values that is either configured or learned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels {
     values: Vec<String>,
     configured: bool,
+    /// How many values it learns at most.
+    max_learned: usize,
     /// Whether a value went to [`OTHER`] because the set was full: the result then depends on the order of values.
     pub overflowed: bool,
 }
 
 impl Labels {
-    /// A set of just these values or, if there are none, one that learns.
+    /// A set that learns so many values.
+    #[must_use]
+    pub fn learning(max_learned: usize) -> Self {
+        Self { values: Vec::new(), configured: false, max_learned, overflowed: false }
+    }
+
+    /// A set of just these values or, if there are none, one that learns [`MAX_LEARNED`].
     #[must_use]
     pub fn new(configured: &[String]) -> Self {
-        let mut labels = Self { values: Vec::new(), configured: false, overflowed: false };
+        let mut labels = Self::learning(MAX_LEARNED);
         for value in configured {
             if let Some(Place::New(clean)) = labels.find(value) {
                 labels.insert(clean);
@@ -47,14 +58,27 @@ impl Labels {
         match self.find(value) {
             Some(Place::Known(label)) => label,
             Some(Place::New(clean)) if !self.configured => {
-                if self.values.len() == MAX_LEARNED {
+                if self.values.len() >= self.max_learned {
                     self.overflowed = true;
-                    return OTHER_LABEL;
+                    return Label::OTHER;
                 }
                 self.insert(clean)
             }
-            _ => OTHER_LABEL,
+            _ => Label::OTHER,
         }
+    }
+
+    /// Interns all values of another set, in their order.
+    pub fn intern_all(&mut self, other: &Self) {
+        for value in &other.values {
+            self.intern(value);
+        }
+    }
+
+    /// The values in the order in which they were met.
+    #[must_use]
+    pub fn values(&self) -> &[String] {
+        &self.values
     }
 
     /// Looks for a value, cleaned; `None` for one that can only be [`OTHER`].
@@ -92,11 +116,11 @@ impl Labels {
 
     fn insert(&mut self, clean: String) -> Label {
         match u16::try_from(self.values.len()) {
-            Ok(index) if Label(index) != OTHER_LABEL => {
+            Ok(index) if Label(index) != Label::OTHER => {
                 self.values.push(clean);
                 Label(index)
             }
-            _ => OTHER_LABEL,
+            _ => Label::OTHER,
         }
     }
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::histogram::Histogram;
@@ -15,9 +15,15 @@ use super::json::Document;
 use super::malformed::{Malformed, Reason};
 use super::money::Usd;
 use super::spend::Tokens;
+use super::time::Timestamp;
+
+/// How the tools' own ledger lines begin.
+pub const LEDGER_START: &[u8] = br#"{"id":"ledger","#;
+/// A line that begins so is read up to this length, whatever the limit is.
+pub const MAX_LEDGER_LINE: usize = 5 * 1024 * 1024;
 
 /// A ledger line's payload.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Ledger {
     /// What the removed records amounted to.
     pub totals: LedgerTotals,
@@ -26,8 +32,14 @@ pub struct Ledger {
 }
 
 /// What the removed records amounted to.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LedgerTotals {
+    /// The first roles that the queue has shown, removed records or not, in their order of appearance.
+    pub roles: Vec<String>,
+    /// The same for kinds.
+    pub kinds: Vec<String>,
+    /// The same for models.
+    pub models: Vec<String>,
     /// By role and kind.
     pub cells: Vec<LedgerCell>,
     /// By kind and model.
@@ -37,29 +49,31 @@ pub struct LedgerTotals {
 }
 
 /// What the removed records of one role and kind amounted to.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LedgerCell {
     /// The role.
     pub role: String,
     /// The kind.
     pub kind: String,
     /// The amounts.
+    #[serde(flatten)]
     pub totals: Totals,
 }
 
 /// The tokens that the removed records of one kind used of one model.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LedgerTokens {
     /// The kind.
     pub kind: String,
     /// The model.
     pub model: String,
     /// The counts.
+    #[serde(flatten)]
     pub tokens: Tokens,
 }
 
 /// What records amount to: all that a counter or histogram needs of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Totals {
     /// How many there are.
@@ -101,18 +115,42 @@ impl Ledger {
     /// Far more than all cells that there can be. Without a limit a damaged line could take many times its length in memory.
     const MAX_BYTES: usize = 4 * 1024 * 1024;
 
+    /// How many records were removed.
+    #[must_use]
+    pub fn removed_records(&self) -> u64 {
+        self.totals.cells.iter().fold(0, |sum, cell| cell.totals.records.saturating_add(sum))
+    }
+
+    /// The line that holds it, with its `\n`; `None` if it would be too long to be read again.
+    #[must_use]
+    pub fn to_line(&self, now: Timestamp) -> Option<String> {
+        #[derive(Serialize)]
+        struct Payload<'a> {
+            version: u8,
+            #[serde(flatten)]
+            ledger: &'a Ledger,
+        }
+        let payload = serde_json::to_string(&Payload { version: 1, ledger: self }).ok()?;
+        (payload.len() <= Self::MAX_BYTES).then(|| {
+            let ts = now.whole_seconds();
+            format!(
+                "{{\"id\":\"ledger\",\"ts\":{ts},\"kind\":\"ledger\",\"from\":\"handoff\",\"to\":\"\",\"payload\":{payload},\"status\":\"ledger\"}}\n"
+            )
+        })
+    }
+
     /// Reads the payload of a ledger line.
     pub(super) fn read(payload: &str) -> Result<Self, Malformed> {
         let members = Document::new(payload).object::<1>(|key| (key == b"version").then_some(0)).ok();
         let version = members.as_ref().filter(|members| !members.duplicates).and_then(|members| members.get(0));
-        let unreadable = |what| Err(Malformed::new(Reason::NotAnEnvelope, what));
+        let unreadable = |what| Err(Malformed::ledger(Reason::NotAnEnvelope, what));
         match version {
             Some(Self::VERSION) if payload.len() > Self::MAX_BYTES => unreadable("unreadable ledger: it is too long"),
             // What serde has to say may quote the line, and at any length.
             Some(Self::VERSION) => Self::parse(payload)
                 .or_else(|_| unreadable("unreadable ledger: its payload does not have the format's shape")),
             Some(number) if number.strip_prefix('-').unwrap_or(number).bytes().all(|b| b.is_ascii_digit()) => {
-                Err(Malformed::new(Reason::UnsupportedVersion, "the ledger's `version` is not 1"))
+                Err(Malformed::ledger(Reason::UnsupportedVersion, "the ledger's `version` is not 1"))
             }
             _ => unreadable("unreadable ledger: it does not have one integer `version`"),
         }
@@ -131,6 +169,9 @@ impl Ledger {
         };
         Ok(Self {
             totals: LedgerTotals {
+                roles: totals.roles,
+                kinds: totals.kinds,
+                models: totals.models,
                 cells: totals.cells.iter().map(cell).collect::<serde_json::Result<_>>()?,
                 tokens: totals.tokens.iter().map(tokens).collect::<serde_json::Result<_>>()?,
                 reclaimed_bytes: totals.reclaimed_bytes,
@@ -154,6 +195,9 @@ struct StoredLedger<'a> {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct StoredTotals<'a> {
+    roles: Vec<String>,
+    kinds: Vec<String>,
+    models: Vec<String>,
     #[serde(borrow)]
     cells: Vec<&'a RawValue>,
     #[serde(borrow)]

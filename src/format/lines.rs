@@ -1,5 +1,7 @@
 //! Splitting a stream of bytes into lines, with memory for one line.
 
+use super::ledger::{LEDGER_START, MAX_LEDGER_LINE};
+
 /// One line, without its `\n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RawLine<'a> {
@@ -22,6 +24,8 @@ pub struct LineSplitter {
     partial: Vec<u8>,
     /// Its length so far.
     partial_bytes: u64,
+    /// Whether it is too long already.
+    too_long: bool,
 }
 
 /// Above this, memory that a long line took is given back after it.
@@ -32,7 +36,8 @@ impl LineSplitter {
     #[must_use]
     pub fn new(max_line: usize) -> Self {
         // Places in a line are held as 32 bits.
-        Self { max_line: max_line.min(u32::MAX as usize), partial: Vec::new(), partial_bytes: 0 }
+        let max_line = max_line.min(u32::MAX as usize);
+        Self { max_line, partial: Vec::new(), partial_bytes: 0, too_long: false }
     }
 
     /// Takes the next bytes of the stream and passes on the lines that they complete.
@@ -45,14 +50,16 @@ impl LineSplitter {
                 sink(self.judge(piece));
             } else {
                 self.extend(piece);
-                sink(if self.too_long() {
+                // A line that may be a ledger is judged once more: it may have turned out to be none.
+                sink(if self.too_long {
                     RawLine::TooLong { bytes: self.partial_bytes }
                 } else {
-                    RawLine::Whole(&self.partial)
+                    self.judge(&self.partial)
                 });
                 self.partial.clear();
                 self.partial.shrink_to(KEPT_CAPACITY);
                 self.partial_bytes = 0;
+                self.too_long = false;
             }
         }
         self.extend(&chunk[start..]);
@@ -65,20 +72,24 @@ impl LineSplitter {
     }
 
     fn judge<'a>(&self, line: &'a [u8]) -> RawLine<'a> {
-        if line.len() > self.max_line { RawLine::TooLong { bytes: line.len() as u64 } } else { RawLine::Whole(line) }
+        if self.is_too_long(line) { RawLine::TooLong { bytes: line.len() as u64 } } else { RawLine::Whole(line) }
+    }
+
+    /// No limit may hide a ledger.
+    fn is_too_long(&self, line: &[u8]) -> bool {
+        line.len() > self.max_line && !(line.starts_with(LEDGER_START) && line.len() <= MAX_LEDGER_LINE)
     }
 
     fn extend(&mut self, piece: &[u8]) {
-        self.partial_bytes += piece.len() as u64;
-        if self.too_long() {
-            self.partial = Vec::new();
-        } else {
+        if !self.too_long {
             self.partial.extend_from_slice(piece);
+            // What has come of it so far may still become a ledger.
+            self.too_long = self.is_too_long(&self.partial) && !LEDGER_START.starts_with(&self.partial);
         }
-    }
-
-    fn too_long(&self) -> bool {
-        self.partial_bytes > self.max_line as u64
+        if self.too_long {
+            self.partial = Vec::new();
+        }
+        self.partial_bytes += piece.len() as u64;
     }
 }
 
@@ -113,6 +124,23 @@ mod tests {
     fn a_line_of_the_limit_is_whole_and_one_more_byte_is_too_long() {
         for chunks in [&[&b"abcd\nabcde\nx\n"[..]][..], &[b"ab", b"cd\nab", b"cd", b"e", b"\nx\n"]] {
             assert_eq!(split(chunks, 4), (vec![Ok(b"abcd".to_vec()), Err(5), Ok(b"x".to_vec())], 0));
+        }
+    }
+
+    #[test]
+    fn a_ledger_may_be_longer_than_other_lines() {
+        let ledger = [LEDGER_START, b"xxxxx"].concat();
+        let text = [&ledger[..], b"\n{\"id\":\"ledge\n", &ledger, b"\n"].concat();
+        for size in 1..=text.len() {
+            let chunks: Vec<&[u8]> = text.chunks(size).collect();
+            assert_eq!(split(&chunks, 4), (vec![Ok(ledger.clone()), Err(12), Ok(ledger.clone())], 0), "{size}");
+        }
+        let longest = [LEDGER_START, &vec![b' '; MAX_LEDGER_LINE - LEDGER_START.len()]].concat();
+        for (line, expected) in
+            [(&longest[..], Ok(longest.clone())), (&[&longest[..], b" "].concat(), Err(longest.len() as u64 + 1))]
+        {
+            assert_eq!(split(&[line, b"\n"], 4).0, std::slice::from_ref(&expected));
+            assert_eq!(split(&[&[line, b"\n"].concat()], 4).0, [expected]);
         }
     }
 

@@ -9,16 +9,22 @@ pub struct Malformed {
     pub reason: Reason,
     /// The fault, in words.
     pub detail: Cow<'static, str>,
+    /// Whether it is, or was, a ledger: without it nobody can tell what was removed, so that no tool may rewrite the queue.
+    pub is_ledger: bool,
 }
 
 impl Malformed {
     pub(super) fn new(reason: Reason, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason, detail: detail.into() }
+        Self { reason, detail: detail.into(), is_ledger: false }
+    }
+
+    pub(super) fn ledger(reason: Reason, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { is_ledger: true, ..Self::new(reason, detail) }
     }
 }
 
 /// The classes of faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// Longer than the limit.
     TooLong,

@@ -12,6 +12,8 @@ pub mod ledger;
 pub mod lines;
 pub mod malformed;
 pub mod money;
+pub mod retention;
 pub mod spend;
 pub mod summary;
+pub mod tally;
 pub mod time;

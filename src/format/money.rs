@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// An amount of US dollars: a whole number of 10⁻²⁸ dollars, so that sums never round.
 ///
@@ -122,6 +123,13 @@ impl fmt::Display for Usd {
         }
         let digits = format!("{fraction:028}");
         write!(f, "{whole}.{}", digits.trim_end_matches('0'))
+    }
+}
+
+impl Serialize for Usd {
+    /// As a decimal in a string.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

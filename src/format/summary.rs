@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::envelope::{self, Envelope, Line, Status};
-use super::labels::{Label, Labels};
+use super::labels::Label;
 use super::ledger::{Ledger, Totals};
 use super::lines::RawLine;
 use super::malformed::{Malformed, Reason};
 use super::spend::{Prices, Tokens};
-use super::time::{Timestamp, interval};
+use super::tally::{self, Tally};
+use super::time::Timestamp;
 
 /// What the fold takes from outside the queue.
 #[derive(Debug)]
@@ -36,13 +37,7 @@ pub struct Summary {
     pub first_malformed: Vec<MalformedLine>,
     /// From the ledger: of each earlier generation, how many bytes have been taken over.
     pub generations: BTreeMap<u64, u64>,
-    /// From the ledger: how many bytes the removed records took.
-    pub reclaimed_bytes: u64,
-    roles: Labels,
-    kinds: Labels,
-    models: Labels,
-    cells: BTreeMap<(Label, Label), Cell>,
-    tokens: BTreeMap<(Label, Label), Tokens>,
+    tally: Tally<Cell>,
 }
 
 /// What the records of one role and kind amount to.
@@ -68,11 +63,6 @@ pub struct MalformedLine {
 /// How many malformed lines are remembered with their place.
 pub const MAX_FIRST_MALFORMED: usize = 10;
 
-/// The label of a model, which may come without a name.
-fn named_model(name: &str) -> &str {
-    if name.is_empty() { "unknown" } else { name }
-}
-
 impl Summary {
     /// Of no lines.
     #[must_use]
@@ -83,28 +73,21 @@ impl Summary {
             malformed: [0; Reason::ALL.len()],
             first_malformed: Vec::new(),
             generations: BTreeMap::new(),
-            reclaimed_bytes: 0,
-            roles: Labels::new(&parameters.roles),
-            kinds: Labels::new(&parameters.kinds),
-            models: Labels::new(&[]),
-            cells: BTreeMap::new(),
-            tokens: BTreeMap::new(),
+            tally: Tally::for_metrics(&parameters.roles, &parameters.kinds),
         }
     }
 
     /// Adds the next line.
     pub fn add(&mut self, line: RawLine<'_>, parameters: &Parameters) {
         self.lines += 1;
-        let parsed = match line {
-            RawLine::Whole(line) => envelope::parse(line),
-            RawLine::TooLong { bytes } => {
-                Err(Malformed::new(Reason::TooLong, format!("{bytes} bytes are more than a line may have")))
-            }
-        };
-        match parsed {
+        match envelope::parse_raw(line) {
             Ok(Line::Blank) => {}
             Ok(Line::Record(envelope)) => self.add_record(&envelope, parameters),
-            Ok(Line::Ledger(ledger)) => self.add_ledger(&ledger),
+            Ok(Line::Ledger(ledger)) => {
+                let Ledger { totals, generations } = *ledger;
+                self.tally.add_ledger(&totals);
+                merge_generations(&mut self.generations, &generations);
+            }
             Err(malformed) => {
                 self.malformed[malformed.reason as usize] += 1;
                 if self.first_malformed.len() < MAX_FIRST_MALFORMED {
@@ -115,64 +98,17 @@ impl Summary {
     }
 
     fn add_record(&mut self, envelope: &Envelope<'_>, parameters: &Parameters) {
-        let kind = self.kinds.intern(&envelope.kind);
-        let cell = self.cells.entry((self.roles.intern(&envelope.to), kind)).or_default();
-        let totals = &mut cell.totals;
-
+        let cell = self.tally.add_record(envelope, parameters.now, &parameters.prices);
         let status = envelope.status as usize;
         cell.live[status] += 1;
         cell.oldest[status] = Some(cell.oldest[status].map_or(envelope.ts, |oldest| oldest.min(envelope.ts)));
-
-        // A ledger may hold any number, so that one more could be too many.
-        totals.records = totals.records.saturating_add(1);
-        totals.done = totals.done.saturating_add(u64::from(envelope.status == Status::Done));
-        totals.dead = totals.dead.saturating_add(u64::from(envelope.status == Status::Dead));
-        totals.nacks = totals.nacks.saturating_add(envelope.nacks);
-        if let Some(started) = envelope.started_ts {
-            if let Some(wait) = interval(envelope.ts, started, parameters.now) {
-                totals.queue_wait.observe(wait);
-            }
-            if let Some(finished) = envelope.finished_ts
-                && let Some(time) = interval(started, finished, parameters.now)
-            {
-                totals.role_time.observe(time);
-            }
-        }
-
-        if let Some(responses) = envelope.responses() {
-            let mut unpriced = false;
-            for entry in responses {
-                match entry.cost(&parameters.prices) {
-                    Some(cost) => totals.spend_usd = totals.spend_usd.saturating_add(cost),
-                    None => unpriced = true,
-                }
-                if let Some((model, tokens)) = entry.tokens() {
-                    let model = self.models.intern(named_model(model));
-                    self.tokens.entry((kind, model)).or_default().merge(&tokens);
-                }
-            }
-            totals.unpriced = totals.unpriced.saturating_add(u64::from(unpriced));
-        }
         self.oversized += u64::from(envelope.is_oversized());
-    }
-
-    fn add_ledger(&mut self, ledger: &Ledger) {
-        for removed in &ledger.totals.cells {
-            let key = (self.roles.intern(&removed.role), self.kinds.intern(&removed.kind));
-            self.cells.entry(key).or_default().totals.merge(&removed.totals);
-        }
-        for removed in &ledger.totals.tokens {
-            let key = (self.kinds.intern(&removed.kind), self.models.intern(named_model(&removed.model)));
-            self.tokens.entry(key).or_default().merge(&removed.tokens);
-        }
-        self.reclaimed_bytes = self.reclaimed_bytes.saturating_add(ledger.totals.reclaimed_bytes);
-        merge_generations(&mut self.generations, &ledger.generations);
     }
 
     /// Whether a set of labels was full, so that the result depends on which values came first.
     #[must_use]
     pub fn overflowed(&self) -> bool {
-        self.roles.overflowed || self.kinds.overflowed || self.models.overflowed
+        self.tally.overflowed()
     }
 
     /// Adds the summary of the lines that follow.
@@ -190,70 +126,56 @@ impl Summary {
         }
         self.lines += later.lines;
         self.oversized += later.oversized;
-        self.reclaimed_bytes = self.reclaimed_bytes.saturating_add(later.reclaimed_bytes);
         merge_generations(&mut self.generations, &later.generations);
-
-        // Every label of `later` first, in its order: that is the order in which one fold would have met them.
-        for label in later.roles.iter() {
-            self.roles.intern(later.roles.get(label));
-        }
-        for label in later.kinds.iter() {
-            self.kinds.intern(later.kinds.get(label));
-        }
-        for label in later.models.iter() {
-            self.models.intern(later.models.get(label));
-        }
-        for ((role, kind), cell) in later.cells {
-            let key = (self.roles.intern(later.roles.get(role)), self.kinds.intern(later.kinds.get(kind)));
-            self.cells.entry(key).or_default().merge(&cell);
-        }
-        for ((kind, model), tokens) in later.tokens {
-            let key = (self.kinds.intern(later.kinds.get(kind)), self.models.intern(later.models.get(model)));
-            self.tokens.entry(key).or_default().merge(&tokens);
-        }
+        self.tally.merge(later.tally);
     }
 
     /// Makes cells for the configured roles and kinds that no line has shown.
     pub fn seed(&mut self) {
-        if !self.roles.is_configured() && !self.kinds.is_configured() {
+        let Tally { roles, kinds, cells, .. } = &mut self.tally;
+        if !roles.is_configured() && !kinds.is_configured() {
             return;
         }
-        let mut roles: Vec<Label> = self.roles.iter().chain(self.cells.keys().map(|(role, _)| *role)).collect();
-        let mut kinds: Vec<Label> = self.kinds.iter().chain(self.cells.keys().map(|(_, kind)| *kind)).collect();
+        let mut roles: Vec<Label> = roles.iter().chain(cells.keys().map(|(role, _)| *role)).collect();
+        let mut kinds: Vec<Label> = kinds.iter().chain(cells.keys().map(|(_, kind)| *kind)).collect();
         for labels in [&mut roles, &mut kinds] {
             labels.sort_unstable();
             labels.dedup();
         }
         for &role in &roles {
             for &kind in &kinds {
-                self.cells.entry((role, kind)).or_default();
+                cells.entry((role, kind)).or_default();
             }
         }
     }
 
     /// What the records amount to, by role and kind.
     pub fn cells(&self) -> impl Iterator<Item = (&str, &str, &Cell)> {
-        self.cells.iter().map(|((role, kind), cell)| (self.roles.get(*role), self.kinds.get(*kind), cell))
+        self.tally.cells()
     }
 
     /// The same, by role.
     #[must_use]
     pub fn roles(&self) -> BTreeMap<&str, Cell> {
-        let mut roles: BTreeMap<&str, Cell> =
-            self.roles.iter().map(|role| (self.roles.get(role), Cell::default())).collect();
+        let roles = &self.tally.roles;
+        let mut cells: BTreeMap<&str, Cell> = roles.iter().map(|role| (roles.get(role), Cell::default())).collect();
         for (role, _, cell) in self.cells() {
-            roles.entry(role).or_default().merge(cell);
+            tally::Cell::merge(cells.entry(role).or_default(), cell);
         }
-        roles
+        cells
     }
 
     /// Tokens by kind and model.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, &str, &Tokens)> {
-        self.tokens.iter().map(|((kind, model), tokens)| (self.kinds.get(*kind), self.models.get(*model), tokens))
+        self.tally.tokens()
     }
 }
 
-impl Cell {
+impl tally::Cell for Cell {
+    fn totals(&mut self) -> &mut Totals {
+        &mut self.totals
+    }
+
     fn merge(&mut self, other: &Self) {
         self.totals.merge(&other.totals);
         for (count, more) in self.live.iter_mut().zip(other.live) {
@@ -265,7 +187,8 @@ impl Cell {
     }
 }
 
-fn merge_generations(generations: &mut BTreeMap<u64, u64>, more: &BTreeMap<u64, u64>) {
+/// Adds the offsets of another ledger: of each generation the largest counts.
+pub(super) fn merge_generations(generations: &mut BTreeMap<u64, u64>, more: &BTreeMap<u64, u64>) {
     for (&generation, &offset) in more {
         let known = generations.entry(generation).or_default();
         *known = offset.max(*known);

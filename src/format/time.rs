@@ -1,6 +1,9 @@
 //! Points in time as the queue holds them.
 
-use chrono::DateTime;
+use std::fmt;
+use std::time::Duration;
+
+use chrono::{DateTime, SecondsFormat};
 
 use super::json;
 
@@ -25,6 +28,18 @@ impl Timestamp {
     #[must_use]
     pub fn as_seconds(self) -> f64 {
         seconds(u64::try_from(self.0).unwrap_or(0))
+    }
+
+    /// The same without the fraction.
+    #[must_use]
+    pub const fn whole_seconds(self) -> i64 {
+        self.0.div_euclid(MICROS_PER_SECOND)
+    }
+
+    /// The time that lies `age` before this one, or the earliest there is.
+    #[must_use]
+    pub fn before(self, age: Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX)))
     }
 
     /// Reads an RFC 3339 time from 1970 to before 1e11 seconds after it.
@@ -80,6 +95,16 @@ impl Timestamp {
             Some(Self((number * 1e3).round() as i64))
         } else {
             None
+        }
+    }
+}
+
+impl fmt::Display for Timestamp {
+    /// As in RFC 3339, to the second.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match DateTime::from_timestamp_micros(self.0) {
+            Some(time) => f.write_str(&time.to_rfc3339_opts(SecondsFormat::Secs, true)),
+            None => write!(f, "{} s after the epoch", self.whole_seconds()),
         }
     }
 }

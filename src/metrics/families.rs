@@ -2,7 +2,7 @@
 
 use prometheus::proto::{self, Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
-use super::{Health, LAST_SUCCESS};
+use super::{Health, JobRun, LAST_SUCCESS, Removed};
 use crate::format::envelope::Status;
 use crate::format::histogram::{BOUNDS_SECONDS, Histogram};
 use crate::format::ledger::Totals;
@@ -146,6 +146,39 @@ pub(super) const OF_HEALTH: [fn(Health) -> MetricFamily; 4] = [
         )
     },
 ];
+
+/// How a maintenance job went: four families, all of whose names begin with `handoff_<job>_`.
+pub(super) fn of_job(job: &str, run: JobRun) -> [MetricFamily; 4] {
+    let family = |what: &str, help: &str, value: Option<f64>| {
+        gauge(&format!("handoff_{job}_{what}"), help, value.map(|value| sample([], value)).into_iter().collect())
+    };
+    [
+        family("duration_seconds", "How long the last run took.", Some(run.duration)),
+        family("last_run_timestamp_seconds", "When the last run began.", Some(run.began)),
+        family("last_success_timestamp_seconds", "When a run last did all it should, 0 if never.", run.last_success),
+        family(
+            "success",
+            "Whether the last run did all it should (1) or not (0).",
+            Some(f64::from(u8::from(run.success))),
+        ),
+    ]
+}
+
+/// What compaction has removed so far.
+pub(super) fn of_removed(removed: Removed) -> [MetricFamily; 2] {
+    [
+        counter(
+            "handoff_compact_reclaimed_bytes_total",
+            "Bytes of the records that compaction has removed from the queue.",
+            vec![sample([], removed.bytes)],
+        ),
+        counter(
+            "handoff_compact_removed_records_total",
+            "Records that compaction has removed from the queue.",
+            vec![sample([], removed.records)],
+        ),
+    ]
+}
 
 fn of_blobs(reading: &Reading, value: fn(&BlobReading) -> u64) -> Vec<Sample> {
     reading.blobs.as_ref().ok().map(|blobs| sample([], float(value(blobs)))).into_iter().collect()

@@ -24,16 +24,51 @@ pub struct Health {
 /// The metric by which a run tells the next when it succeeded.
 pub const LAST_SUCCESS: &str = "handoff_exporter_last_success_timestamp_seconds";
 
+/// How a run of a maintenance job went.
+#[derive(Clone, Copy, Debug)]
+pub struct JobRun {
+    /// Whether it did all it should.
+    pub success: bool,
+    /// When it began, in seconds since the epoch.
+    pub began: f64,
+    /// When a run last succeeded, in seconds since the epoch; 0 for never, `None` if unknown.
+    pub last_success: Option<f64>,
+    /// How long it took, in seconds.
+    pub duration: f64,
+}
+
+/// What compaction has removed so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Removed {
+    /// How many records.
+    pub records: f64,
+    /// How many bytes.
+    pub bytes: f64,
+}
+
 /// Everything in `handoff.prom`. Without a reading only the health of the exporter: what couldn't be read has no value.
 ///
 /// # Errors
 /// If a family contradicts itself, which would be a bug.
 pub fn render(reading: Option<&Reading>, health: Health) -> prometheus::Result<String> {
-    let mut text = String::new();
     let of_reading = reading.into_iter().flat_map(|reading| families::OF_READING.map(|family| family(reading)));
     let of_health = families::OF_HEALTH.map(|family| family(health));
+    encode(of_reading.chain(of_health))
+}
+
+/// Everything in `handoff_compact.prom`.
+///
+/// # Errors
+/// If a family contradicts itself, which would be a bug.
+pub fn render_compact(run: JobRun, removed: Option<Removed>) -> prometheus::Result<String> {
+    let removed = removed.into_iter().flat_map(families::of_removed);
+    encode(families::of_job("compact", run).into_iter().chain(removed))
+}
+
+fn encode(families: impl Iterator<Item = MetricFamily>) -> prometheus::Result<String> {
+    let mut text = String::new();
     // One family at a time: a queue with very many roles and kinds makes large ones.
-    for family in of_reading.chain(of_health) {
+    for family in families {
         let registry = Registry::new();
         registry.register(Box::new(Snapshot::new(family)?))?;
         TextEncoder::new().encode_utf8(&registry.gather(), &mut text)?;

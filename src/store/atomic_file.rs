@@ -1,7 +1,9 @@
 //! Files that others only ever see whole.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -9,12 +11,7 @@ use tempfile::{Builder, NamedTempFile};
 
 use super::{Error, require_directory, uninterrupted};
 
-const TEMPORARY_SUFFIX: &str = ".tmp";
-
 /// Replaces `directory/name` by a file that anyone can read.
-///
-/// The temporary file beside it is hidden, ends in `.tmp` and is gone after an error. One that a killed run
-/// left is removed by the next.
 ///
 /// # Errors
 /// If any step fails; what stood there before then still stands there.
@@ -22,18 +19,67 @@ pub fn replace(directory: &Path, name: &str, contents: &[u8]) -> Result<(), Erro
     let target = directory.join(name);
     let failed = |what: &'static str| move |error| Error::io(&directory.join(name), what, error);
     require_directory(directory, directory, "cannot be written into")?;
-    let prefix = format!(".{name}.");
-    remove_abandoned(directory, &prefix);
-    let mut temporary = create_temporary(directory, &prefix)
-        .map_err(|error| Error::io(directory, "cannot be written into", without_path(&error)))?;
-    temporary
-        .write_all(contents)
+    let temporary = Temporary::beside(directory, OsStr::new(name))
+        .map_err(|error| Error::io(directory, "cannot be written into", error))?;
+    let mut file = temporary.file();
+    file.write_all(contents)
         // Temporary files are made for their owner alone, but node_exporter runs as another user.
-        .and_then(|()| temporary.as_file().set_permissions(Permissions::from_mode(0o644)))
-        .and_then(|()| temporary.as_file().sync_all())
+        .and_then(|()| file.set_permissions(Permissions::from_mode(0o644)))
+        .and_then(|()| file.sync_all())
         .map_err(failed("cannot be written"))?;
-    temporary.persist(&target).map_err(|error| failed("cannot be replaced")(error.error))?;
-    Ok(())
+    temporary.persist(&target).map_err(failed("cannot be replaced"))
+}
+
+/// A file that is not yet where it is to be, and that its owner alone may use.
+///
+/// It is hidden, ends in `.tmp`, and is gone after an error. One that a killed run left is removed by the next that makes one.
+#[derive(Debug)]
+pub(super) struct Temporary(NamedTempFile);
+
+impl Temporary {
+    /// One that is to become `directory/name`.
+    pub(super) fn beside(directory: &Path, name: &OsStr) -> io::Result<Self> {
+        remove_abandoned(directory, name);
+        let mut prefix = prefix(name);
+        prefix.push(format!("{}.", std::process::id()));
+        loop {
+            let file = Builder::new()
+                .prefix(&prefix)
+                .suffix(SUFFIX)
+                .tempfile_in(directory)
+                .map_err(|error| without_path(&error))?;
+            // Locked, it tells other runs that it has an owner.
+            uninterrupted(|| fs2::FileExt::lock_exclusive(file.as_file()))?;
+            // Another run may have taken it for abandoned before it was locked.
+            if file.as_file().metadata()?.nlink() > 0 {
+                return Ok(Self(file));
+            }
+        }
+    }
+
+    /// The file.
+    pub(super) fn file(&self) -> &File {
+        self.0.as_file()
+    }
+
+    /// Moves it to `target`, in place of what stands there.
+    pub(super) fn persist(self, target: &Path) -> io::Result<()> {
+        self.0.persist(target).map(|_| ()).map_err(|error| error.error)
+    }
+
+    /// Moves it to `target`, where nothing must stand.
+    pub(super) fn persist_new(self, target: &Path) -> io::Result<()> {
+        self.0.persist_noclobber(target).map(|_| ()).map_err(|error| error.error)
+    }
+}
+
+const SUFFIX: &str = ".tmp";
+
+fn prefix(name: &OsStr) -> OsString {
+    let mut prefix = OsString::from(".");
+    prefix.push(name);
+    prefix.push(".");
+    prefix
 }
 
 /// The error without the temporary file's name, which nobody could look for.
@@ -43,26 +89,14 @@ fn without_path(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), what)
 }
 
-/// Makes a temporary file and locks it, which tells other runs that it has an owner.
-fn create_temporary(directory: &Path, prefix: &str) -> io::Result<NamedTempFile> {
-    let prefix = format!("{prefix}{}.", std::process::id());
-    loop {
-        let file = Builder::new().prefix(&prefix).suffix(TEMPORARY_SUFFIX).tempfile_in(directory)?;
-        uninterrupted(|| fs2::FileExt::lock_exclusive(file.as_file()))?;
-        // Another run may have taken it for abandoned before it was locked.
-        if file.as_file().metadata()?.nlink() > 0 {
-            return Ok(file);
-        }
-    }
-}
-
-/// Removes temporary files whose writers are dead. That is housekeeping: what fails here is left to a later run.
-fn remove_abandoned(directory: &Path, prefix: &str) {
+/// Removes temporary files for `directory/name` whose writers are dead. That is housekeeping: what fails here is left to a later run.
+pub(super) fn remove_abandoned(directory: &Path, name: &OsStr) {
+    let prefix = prefix(name);
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let is_temporary =
-            name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(TEMPORARY_SUFFIX));
+            name.as_bytes().starts_with(prefix.as_bytes()) && name.as_bytes().ends_with(SUFFIX.as_bytes());
         if is_temporary
             && entry.file_type().is_ok_and(|kind| kind.is_file())
             && let Ok(file) = File::open(entry.path())

@@ -1,4 +1,4 @@
-//! The reader's side of the lock that guards the queue.
+//! The lock that guards the queue: `flock(2)` on a file of its own.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,66 +8,138 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Error, ErrorKind, directory_of, open_regular, require_directory, uninterrupted};
+use super::atomic_file::Temporary;
+use super::{Error, ErrorKind, attributes, directory_of, open_regular, require_directory, uninterrupted};
 
-/// A shared `flock(2)` on the lock file, or the knowledge that there is none.
+/// Reads something that writers change only under the exclusive lock, and tells whether there was a lock file.
 ///
 /// A reader creates no lock file: one that belongs to another user could lock the workers out. A lock file is never
-/// removed, so if it is absent before and after a reading, no writer has held the lock in between.
-#[derive(Debug)]
-#[must_use]
-pub struct SharedLock {
-    path: PathBuf,
-    /// The locked file; closing it unlocks.
-    file: Option<File>,
+/// removed, so if it is absent before and after a reading, no writer has held the lock in between. Otherwise it reads again.
+///
+/// # Errors
+/// Those of `read`; [`ErrorKind::Busy`] when the time is up, [`ErrorKind::Io`] when the file can't be opened or locked.
+pub(super) fn shared<T>(
+    path: &Path,
+    timeout: Duration,
+    mut read: impl FnMut() -> Result<T, Error>,
+) -> Result<(T, bool), Error> {
+    let start = Instant::now();
+    let mut attempts = 0;
+    loop {
+        let file = if let Some(file) = open_regular(path)? {
+            let Some(file) = lock(file, path, start, timeout, Mode::Shared)? else { continue };
+            Some(file)
+        } else {
+            require_directory_of(path)?;
+            None
+        };
+        let result = read();
+        let kept_writers_out = match &file {
+            Some(file) => is_still_at(file, path)?,
+            None => open_regular(path)?.is_none(),
+        };
+        if kept_writers_out {
+            return result.map(|value| (value, file.is_some()));
+        }
+        // What was read beside a writer means nothing, and neither does an error met then.
+        attempts += 1;
+        if attempts > 1 && start.elapsed() > timeout {
+            return Err(Error::new(ErrorKind::Busy, path, "is replaced again and again: try again"));
+        }
+    }
 }
 
-impl SharedLock {
-    /// Waits for the lock until `timeout` after `start`.
+/// An exclusive lock, held until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct ExclusiveLock {
+    path: PathBuf,
+    file: File,
+    since: Instant,
+}
+
+impl ExclusiveLock {
+    /// Waits for the lock, whose file is made if there is none.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when the time is up, [`ErrorKind::Io`] when the file can't be opened or locked.
-    pub fn acquire(path: &Path, start: Instant, timeout: Duration) -> Result<Self, Error> {
+    /// [`ErrorKind::Busy`] when the time is up, [`ErrorKind::Io`] when the file can't be made, opened or locked.
+    pub(super) fn acquire(path: &Path, timeout: Duration) -> Result<Self, Error> {
+        let start = Instant::now();
         loop {
             let Some(file) = open_regular(path)? else {
-                // A wrong path must not switch the locking off.
-                require_directory(&directory_of(path), path, "cannot be the lock file: its directory")?;
-                return Ok(Self { path: path.to_owned(), file: None });
+                require_directory_of(path)?;
+                create(path)?;
+                continue;
             };
-            let remaining = timeout.saturating_sub(start.elapsed());
-            let file = lock_shared(file, path, remaining)?.ok_or_else(|| busy(path, timeout))?;
-            if is_still_at(&file, path)? {
-                return Ok(Self { path: path.to_owned(), file: Some(file) });
-            }
-            // The lock file was replaced while we waited: whoever locks now, locks the new one.
-            if start.elapsed() > timeout {
-                return Err(busy(path, timeout));
+            if let Some(file) = lock(file, path, start, timeout, Mode::Exclusive)? {
+                return Ok(Self { path: path.to_owned(), file, since: Instant::now() });
             }
         }
     }
 
-    /// Whether there was a file to lock.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.file.is_some()
-    }
-
-    /// Whether no writer that takes the lock can have been at work since [`SharedLock::acquire`].
+    /// Whether the lock file is still the one that is locked. If somebody has replaced it, others are not kept out.
     ///
     /// # Errors
     /// If that can't be found out.
-    pub fn kept_writers_out(&self) -> Result<bool, Error> {
-        match &self.file {
-            Some(file) => is_still_at(file, &self.path),
-            None => Ok(open_regular(&self.path)?.is_none()),
-        }
+    pub(super) fn is_effective(&self) -> Result<bool, Error> {
+        is_still_at(&self.file, &self.path)
+    }
+
+    /// How long it has been held.
+    pub(super) fn held_for(&self) -> Duration {
+        self.since.elapsed()
     }
 }
 
+/// A wrong path must not switch the locking off, nor put a lock where nobody looks.
+fn require_directory_of(path: &Path) -> Result<(), Error> {
+    require_directory(&directory_of(path), path, "cannot be the lock file: its directory")
+}
+
+/// Makes the lock file, unless somebody else does at the same time. It appears with its owner and mode: nobody must find it and be
+/// refused.
+fn create(path: &Path) -> Result<(), Error> {
+    let failed = |error| Error::io(path, "cannot be created", error);
+    let directory = directory_of(path);
+    let name = path.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+    let temporary = Temporary::beside(&directory, name).map_err(failed)?;
+    let directory = fs::metadata(&directory).map_err(failed)?;
+    attributes::adopt(temporary.file(), &directory).map_err(failed)?;
+    match temporary.persist_new(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Mode {
+    Shared,
+    Exclusive,
+}
+
+/// Locks `file`, which was opened at `path`, until `timeout` after `start`; `None` if the lock file has been replaced meanwhile, so
+/// that whoever locks now locks another.
+fn lock(file: File, path: &Path, start: Instant, timeout: Duration, mode: Mode) -> Result<Option<File>, Error> {
+    let busy = || {
+        let what = format!("still locked after {timeout:?}{}", held_by(path));
+        Error::new(ErrorKind::Busy, path, what).advise("try again")
+    };
+    let remaining = timeout.saturating_sub(start.elapsed());
+    let file = wait(file, path, remaining, mode)?.ok_or_else(busy)?;
+    if is_still_at(&file, path)? {
+        return Ok(Some(file));
+    }
+    if start.elapsed() > timeout { Err(busy()) } else { Ok(None) }
+}
+
 /// Locks `file`; `None` if that takes longer than `timeout`.
-fn lock_shared(file: File, path: &Path, timeout: Duration) -> Result<Option<File>, Error> {
+fn wait(file: File, path: &Path, timeout: Duration, mode: Mode) -> Result<Option<File>, Error> {
     let failed = |error| Error::io(path, "cannot be locked", error);
-    match uninterrupted(|| fs2::FileExt::try_lock_shared(&file)) {
+    let tried = uninterrupted(|| match mode {
+        Mode::Shared => fs2::FileExt::try_lock_shared(&file),
+        Mode::Exclusive => fs2::FileExt::try_lock_exclusive(&file),
+    });
+    match tried {
         Ok(()) => return Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
         Err(error) => return Err(failed(error)),
@@ -76,7 +148,10 @@ fn lock_shared(file: File, path: &Path, timeout: Duration) -> Result<Option<File
     // that is still waiting when the time is up unlocks as soon as it gets the lock.
     let (sender, receiver) = mpsc::channel();
     let wait = move || {
-        let locked = uninterrupted(|| fs2::FileExt::lock_shared(&file));
+        let locked = uninterrupted(|| match mode {
+            Mode::Shared => fs2::FileExt::lock_shared(&file),
+            Mode::Exclusive => fs2::FileExt::lock_exclusive(&file),
+        });
         // Nobody listens any more after the time-out; the file is then closed here.
         drop(sender.send(locked.map(|()| file)));
     };
@@ -97,10 +172,6 @@ fn is_still_at(file: &File, path: &Path) -> Result<bool, Error> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failed(error)),
     }
-}
-
-fn busy(path: &Path, timeout: Duration) -> Error {
-    Error::new(ErrorKind::Busy, path, format!("still locked after {timeout:?}{}", held_by(path))).advise("try again")
 }
 
 /// Who holds the lock, as far as the kernel tells.

@@ -4,10 +4,15 @@
 //! here prints or ends the process.
 
 pub mod atomic_file;
+mod attributes;
 pub mod blob;
+pub mod compact;
 mod error;
-pub mod lock;
+mod lease;
+mod lock;
 pub mod queue;
+pub mod replace;
+pub mod scan;
 
 use std::fs::{self, File};
 use std::io;

@@ -4,16 +4,13 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use super::lock::SharedLock;
-use super::{Error, ErrorKind, blob, directory_of, open_regular, require_directory, uninterrupted};
+use super::scan::{self, Part, ReadOptions, count_lines, for_each_chunk};
+use super::{Error, ErrorKind, blob, directory_of, lock, open_regular, require_directory};
 use crate::format::blob::References;
 use crate::format::lines::LineSplitter;
 use crate::format::summary::{MalformedLine, Parameters, Summary};
@@ -40,39 +37,9 @@ impl QueueFiles {
 }
 
 /// The name that the names beside the queue begin with.
-fn stem(queue: &Path) -> &OsStr {
+pub(super) fn stem(queue: &Path) -> &OsStr {
     let name = queue.file_name().unwrap_or_default();
     OsStr::from_bytes(name.as_bytes().strip_suffix(b".jsonl").unwrap_or(name.as_bytes()))
-}
-
-/// How a queue is read.
-#[derive(Clone, Debug)]
-pub struct ReadOptions {
-    /// How long to wait for the lock.
-    pub lock_timeout: Duration,
-    /// Longer lines, in bytes, are malformed.
-    pub max_line: usize,
-    /// How many bytes are read at once.
-    pub(crate) buffer: usize,
-    /// How many threads to use at most; by default as many as there are processors, but not more than `MAX_THREADS`.
-    pub(crate) threads: Option<NonZeroUsize>,
-    /// How many bytes a thread must have to do to be worth starting.
-    pub(crate) min_segment: u64,
-}
-
-/// More threads than this would take more memory than the tools may, and the page cache doesn't feed many more.
-const MAX_THREADS: usize = 4;
-
-impl Default for ReadOptions {
-    fn default() -> Self {
-        Self {
-            lock_timeout: Duration::from_secs(10),
-            max_line: 64 * 1024 * 1024,
-            buffer: 256 * 1024,
-            threads: None,
-            min_segment: 4 * 1024 * 1024,
-        }
-    }
 }
 
 /// What a reading found.
@@ -132,20 +99,8 @@ impl fmt::Display for Finding {
 pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) -> Result<Reading, Error> {
     // Without one this is no empty queue, but more likely a file system that isn't mounted, or a wrong path.
     require_directory(&directory_of(&files.queue), &files.queue, "cannot be read: its directory")?;
-    let start = Instant::now();
-    let mut attempts = 0;
-    let ((scan, queue_bytes, generations), locked) = loop {
-        let lock = SharedLock::acquire(&files.lock, start, options.lock_timeout)?;
-        let result = Scan::of_queue(files, options, parameters);
-        if lock.kept_writers_out()? {
-            break (result?, lock.is_held());
-        }
-        // What was read beside a writer means nothing, and neither does an error met then.
-        attempts += 1;
-        if attempts > 1 && start.elapsed() > options.lock_timeout {
-            return Err(Error::new(ErrorKind::Busy, &files.lock, "is replaced again and again: try again"));
-        }
-    };
+    let ((scan, queue_bytes, generations), locked) =
+        lock::shared(&files.lock, options.lock_timeout, || Scan::of_queue(files, options, parameters))?;
     let blobs = match scan.blob_error {
         Some(error) => Err(error),
         None => {
@@ -215,11 +170,7 @@ impl<'a> Scan<'a> {
         parameters: &'a Parameters,
     ) -> Result<(Self, u64, u64), Error> {
         let Some(file) = open_regular(&files.queue)? else {
-            if let Some((_, path)) = generations(&directory_of(&files.queue), stem(&files.queue))?.first() {
-                let what =
-                    format!("is missing, though it has an earlier generation, {}: it has been removed", path.display());
-                return Err(Error::new(ErrorKind::Io, &files.queue, what));
-            }
+            missing(files)?;
             let mut scan = Self::new(files, options, parameters);
             scan.findings.push(Finding {
                 path: files.queue.clone(),
@@ -233,7 +184,7 @@ impl<'a> Scan<'a> {
         let metadata = file.metadata().map_err(failed)?;
         // Writers without the lock may append while we read. What they append now is for the next reading.
         let size = metadata.len();
-        let mut scan = Self::of_segments(files, options, parameters, &file, size).map_err(failed)?;
+        let mut scan = scan::scan(&file, size, options, || Self::new(files, options, parameters)).map_err(failed)?;
         if file.metadata().map_err(failed)?.len() < size {
             return Err(failed(io::ErrorKind::UnexpectedEof.into()));
         }
@@ -241,60 +192,6 @@ impl<'a> Scan<'a> {
         scan.compare_locks(files, &real);
         let generations = scan.add_generations(&directory_of(&real), stem(&real), &metadata)?;
         Ok((scan, size, generations))
-    }
-
-    /// Reads the first `size` bytes of `file`, with several threads if that is worth it.
-    fn of_segments(
-        files: &'a QueueFiles,
-        options: &'a ReadOptions,
-        parameters: &'a Parameters,
-        file: &File,
-        size: u64,
-    ) -> io::Result<Self> {
-        let segments = segments(file, size, options)?;
-        let scan_one = &|range: &Range<u64>| {
-            let mut scan = Self::new(files, options, parameters);
-            scan.add_range(file, range.clone()).map(|()| scan)
-        };
-        let (first, rest) = segments.split_at(1);
-        let (scan, later): (_, io::Result<Vec<Self>>) = thread::scope(|scope| {
-            let start = |range| (range, thread::Builder::new().spawn_scoped(scope, move || scan_one(range)));
-            let threads: Vec<_> = rest.iter().map(start).collect();
-            let scan = scan_one(&first[0]);
-            let later = threads.into_iter().map(|(range, thread)| match thread {
-                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                // No thread could be had; then it takes longer.
-                Err(_) => scan_one(range),
-            });
-            (scan, later.collect())
-        });
-        let (mut scan, later) = (scan?, later?);
-        if later.iter().any(|later| later.summary.overflowed()) {
-            // So many labels that it matters which came first: only one pass can tell.
-            return scan_one(&(0..size));
-        }
-        for later in later {
-            scan.summary.merge(later.summary);
-            scan.missing_references += later.missing_references;
-            later.first_missing.into_iter().for_each(|path| scan.remember_missing(path));
-            scan.unterminated_bytes = later.unterminated_bytes;
-            scan.blob_error = scan.blob_error.or(later.blob_error);
-        }
-        Ok(scan)
-    }
-
-    /// Adds the whole lines of a range that begins where a line does.
-    fn add_range(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
-        let mut splitter = LineSplitter::new(self.options.max_line);
-        let mut references = References::default();
-        for_each_chunk(file, range, self.options.buffer, |chunk| {
-            splitter.push(chunk, |line| self.summary.add(line, self.parameters));
-            references.push(chunk, |path| self.add_reference(path));
-            true
-        })?;
-        references.finish(|path| self.add_reference(path));
-        self.unterminated_bytes = splitter.unterminated_bytes();
-        Ok(())
     }
 
     fn add_reference(&mut self, path: &str) {
@@ -395,7 +292,50 @@ impl<'a> Scan<'a> {
     }
 }
 
-fn read_error(path: &Path, error: io::Error) -> Error {
+impl Part for Scan<'_> {
+    fn add_range(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
+        let mut splitter = LineSplitter::new(self.options.max_line);
+        let mut references = References::default();
+        for_each_chunk(file, range, self.options.buffer, |chunk| {
+            splitter.push(chunk, |line| self.summary.add(line, self.parameters));
+            references.push(chunk, |path| self.add_reference(path));
+            Ok(true)
+        })?;
+        references.finish(|path| self.add_reference(path));
+        self.unterminated_bytes = splitter.unterminated_bytes();
+        Ok(())
+    }
+
+    fn depends_on_order(&self) -> bool {
+        self.summary.overflowed()
+    }
+
+    fn append(&mut self, later: Self) {
+        self.summary.merge(later.summary);
+        self.missing_references += later.missing_references;
+        later.first_missing.into_iter().for_each(|path| self.remember_missing(path));
+        self.unterminated_bytes = later.unterminated_bytes;
+        self.blob_error = self.blob_error.take().or(later.blob_error);
+    }
+}
+
+/// What it means that there is no queue file: an empty queue.
+///
+/// # Errors
+/// If there are earlier generations, so that there was one.
+pub(super) fn missing(files: &QueueFiles) -> Result<(), Error> {
+    match generations(&directory_of(&files.queue), stem(&files.queue))?.first() {
+        None => Ok(()),
+        Some((_, path)) => {
+            let what =
+                format!("is missing, though it has an earlier generation, {}: it has been removed", path.display());
+            Err(Error::new(ErrorKind::Io, &files.queue, what))
+        }
+    }
+}
+
+/// What is wrong when a file of the queue can't be read.
+pub(super) fn read_error(path: &Path, error: io::Error) -> Error {
     if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound) {
         let what = "was cut or removed while it was read: somebody changes it without the lock: try again";
         return Error::new(ErrorKind::Busy, path, what);
@@ -404,7 +344,7 @@ fn read_error(path: &Path, error: io::Error) -> Error {
 }
 
 /// The files in `directory` that are named like generations, in ascending order.
-fn generations(directory: &Path, stem: &OsStr) -> Result<Vec<(u64, PathBuf)>, Error> {
+pub(super) fn generations(directory: &Path, stem: &OsStr) -> Result<Vec<(u64, PathBuf)>, Error> {
     let failed = |error| Error::io(directory, "cannot be listed to look for earlier generations of the queue", error);
     let mut prefix = stem.to_owned();
     prefix.push(".gen.");
@@ -425,73 +365,11 @@ fn generations(directory: &Path, stem: &OsStr) -> Result<Vec<(u64, PathBuf)>, Er
     Ok(found)
 }
 
-/// Cuts the first `size` bytes of `file` into one or more ranges that each begin where a line does, one a thread.
-fn segments(file: &File, size: u64, options: &ReadOptions) -> io::Result<Vec<Range<u64>>> {
-    let worth_starting = size / options.min_segment.max(1);
-    let threads = match options.threads {
-        _ if worth_starting < 2 => 1,
-        Some(threads) => threads.get(),
-        None => thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_THREADS),
-    };
-    let count = worth_starting.min(threads as u64);
-    let mut starts = vec![0];
-    for index in 1..count {
-        let start = next_line(file, (size / count * index)..size)?;
-        if start > starts.last().copied().unwrap_or(0) {
-            starts.push(start);
-        }
-    }
-    let ends: Vec<u64> = starts.iter().skip(1).copied().chain([size]).collect();
-    Ok(starts.into_iter().zip(ends).map(|(start, end)| start..end).collect())
-}
-
-/// Where the first line begins whose predecessor ends in `range`.
-fn next_line(file: &File, range: Range<u64>) -> io::Result<u64> {
-    let (mut position, end) = (range.start, range.end);
-    let mut found = None;
-    for_each_chunk(file, range, 16 * 1024, |chunk| {
-        found = memchr::memchr(b'\n', chunk).map(|newline| position + newline as u64 + 1);
-        position += chunk.len() as u64;
-        found.is_none()
-    })?;
-    Ok(found.unwrap_or(end))
-}
-
-fn count_lines(file: &File, range: Range<u64>, buffer: usize) -> io::Result<u64> {
-    let mut lines = 0;
-    for_each_chunk(file, range, buffer, |chunk| {
-        lines += memchr::memchr_iter(b'\n', chunk).count() as u64;
-        true
-    })?;
-    Ok(lines)
-}
-
-/// Reads `range` of `file` in chunks of at most `buffer` bytes, for as long as `sink` says `true`.
-fn for_each_chunk(
-    file: &File,
-    range: Range<u64>,
-    buffer: usize,
-    mut sink: impl FnMut(&[u8]) -> bool,
-) -> io::Result<()> {
-    let mut memory = vec![0; buffer.max(1)];
-    let mut offset = range.start;
-    while offset < range.end {
-        let wanted = usize::try_from(range.end - offset).unwrap_or(usize::MAX).min(memory.len());
-        let read = uninterrupted(|| file.read_at(&mut memory[..wanted], offset))?;
-        if read == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        offset += read as u64;
-        if !sink(&memory[..read]) {
-            break;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 #[expect(clippy::expect_used, reason = "a test that panics has failed")]
 mod tests {
+    use std::num::NonZeroUsize;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -583,21 +461,5 @@ mod tests {
         assert_eq!(files.lock, Path::new("/var/lib/agents/x.lock"));
         assert_eq!(files.blobs, Path::new("/var/lib/agents/blob"));
         assert_eq!(QueueFiles::beside("x.json".into()).lock, Path::new("x.json.lock"));
-    }
-
-    #[test]
-    fn segments_cover_the_file_and_begin_where_lines_do() {
-        let (_directory, files) = queue_of(b"aaaa\nbb\n\ncccccccccccccccc\nd\neeee");
-        let file = File::open(&files.queue).expect("the queue");
-        let size = 32;
-        for threads in 1..20 {
-            let options = ReadOptions { threads: NonZeroUsize::new(threads), min_segment: 1, ..ReadOptions::default() };
-            let segments = segments(&file, size, &options).expect("segments");
-            assert_eq!((segments[0].start, segments[segments.len() - 1].end), (0, size));
-            for pair in segments.windows(2) {
-                assert_eq!(pair[0].end, pair[1].start);
-                assert!([5, 8, 9, 26, 28, 32].contains(&pair[1].start), "{segments:?}");
-            }
-        }
     }
 }

@@ -1,0 +1,250 @@
+//! `handoff-compact`: removes records that have been done for long enough.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use bytesize::ByteSize;
+use clap::builder::FalseyValueParser;
+use clap::{CommandFactory, FromArgMatches, Parser};
+use serde_json::json;
+
+use super::args::{self, Common, Pricing, Textfile};
+use super::exit::Exit;
+use super::messages::{self, Messages};
+use crate::format::envelope::Status;
+use crate::format::ledger::Ledger;
+use crate::format::retention::{Policy, Reason};
+use crate::format::time::Timestamp;
+use crate::metrics::{self, JobRun, Removed};
+use crate::store::compact::{Outcome, compact, preview};
+use crate::store::{Error, ErrorKind, atomic_file};
+
+const NAME: &str = "handoff-compact";
+/// The file in the textfile directory.
+const FILE_NAME: &str = "handoff_compact.prom";
+const LAST_SUCCESS: &str = "handoff_compact_last_success_timestamp_seconds";
+const REMOVED_RECORDS: &str = "handoff_compact_removed_records_total";
+const RECLAIMED_BYTES: &str = "handoff_compact_reclaimed_bytes_total";
+
+/// Remove records that have been done for long enough from the handoff queue, and keep everything else
+///
+/// A record goes if it is done, was never refused, and finished longer ago than --older-than. Whatever is in doubt stays. What removed
+/// records amount to is kept in the queue, so that no counter falls.
+///
+/// Every flag can also be set by its variable; a flag wins. An empty variable counts as not set, and 0, false, no and off
+/// switch a flag without a value off.
+#[derive(Debug, Parser)]
+#[command(name = NAME, version, after_help = EXIT_CODES)]
+struct Arguments {
+    #[command(flatten)]
+    common: Common,
+
+    /// Remove what has been done for longer than this, as in 14d or 36h
+    #[arg(long, env = "HANDOFF_OLDER_THAN", value_name = "TIME", default_value = "14d", value_parser = humantime::parse_duration)]
+    older_than: Duration,
+
+    /// Print what would be removed and kept, and why; change nothing
+    #[arg(long, env = "HANDOFF_DRY_RUN", value_parser = FalseyValueParser::new())]
+    dry_run: bool,
+
+    /// Print what was done, or would be, as JSON
+    #[arg(long, env = "HANDOFF_JSON", value_parser = FalseyValueParser::new())]
+    json: bool,
+
+    #[command(flatten)]
+    pricing: Pricing,
+
+    #[command(flatten)]
+    textfile: Textfile,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  done, also if there was nothing to remove
+   2  wrong usage
+  65  the queue's ledger can't be read, or the price map is not valid
+  74  a file can't be read or written, or the disk is too full
+  75  the lock is busy, or the queue was rewritten without it: try again
+After 65 and 75 the queue is as it was. After 74 it is whole: the message says whether it was replaced.";
+
+/// Runs the tool.
+#[must_use]
+pub fn main() -> ExitCode {
+    match parse() {
+        Ok((arguments, wants_metrics)) => run(&arguments, wants_metrics).into(),
+        Err(error) => args::report(NAME, &error).into(),
+    }
+}
+
+/// The arguments, and whether somebody has said where metrics go.
+fn parse() -> Result<(Arguments, bool), clap::Error> {
+    let mut matches = args::parse(Arguments::command(), std::env::args_os())?;
+    let [verbose, quiet] = args::verbosity(Arguments::command(), &matches)?;
+    let wants_metrics = !args::is_default(&matches, "textfile_dir");
+    let mut arguments = Arguments::from_arg_matches_mut(&mut matches)?;
+    arguments.common.prefer(verbose, quiet);
+    Ok((arguments, wants_metrics))
+}
+
+fn run(arguments: &Arguments, wants_metrics: bool) -> Exit {
+    let start = Instant::now();
+    let now = arguments.common.now();
+    let messages = Messages::new(NAME, arguments.common.level());
+    let queue = &arguments.common.queue;
+    let mut exit = Exit::Done;
+    let mut fail = |error: &Error| {
+        messages.error(error);
+        exit = error.kind().into();
+    };
+
+    let outcome = act(arguments, now).inspect_err(&mut fail).ok();
+    if let Some(outcome) = &outcome {
+        for finding in &outcome.findings {
+            messages.warning(finding);
+        }
+        outcome.unsettled.iter().for_each(&mut fail);
+        let plan = if arguments.json { json(arguments, now, outcome) } else { text(arguments, now, outcome) };
+        if arguments.json || arguments.dry_run {
+            let _ = messages::print(plan.as_bytes()).inspect_err(&mut fail);
+        }
+        if !arguments.dry_run {
+            messages.notice(format_args!("{}: {}", queue.display(), in_words(arguments, outcome)));
+            messages.info(format_args!("{}: writers were kept out for {:?}", queue.display(), outcome.locked_for));
+        }
+    }
+
+    let directory = &arguments.textfile.textfile_dir;
+    if arguments.dry_run {
+        return exit;
+    }
+    if !wants_metrics && !directory.exists() {
+        messages.info(format_args!("{}: does not exist, so there are no metrics", directory.display()));
+        return exit;
+    }
+    let success = exit == Exit::Done;
+    let last_success = if success {
+        Some(now.as_seconds())
+    } else {
+        arguments.textfile.last_success(FILE_NAME, LAST_SUCCESS, &messages)
+    };
+    let removed = match &outcome {
+        Some(outcome) => Some(removed_by(&outcome.ledger)),
+        None => previously_removed(&arguments.textfile),
+    };
+    let run = JobRun { success, began: now.as_seconds(), last_success, duration: start.elapsed().as_secs_f64() };
+    let written = metrics::render_compact(run, removed)
+        .map_err(|error| Error::new(ErrorKind::Io, queue, format!("cannot be put into metrics: {error}")))
+        .and_then(|text| atomic_file::replace(directory, FILE_NAME, text.as_bytes()));
+    if let Err(error) = written {
+        messages.error(&error);
+        return if success { error.kind().into() } else { exit };
+    }
+    exit
+}
+
+fn act(arguments: &Arguments, now: Timestamp) -> Result<Outcome, Error> {
+    let policy = Policy { now, older_than: arguments.older_than, prices: arguments.pricing.read()? };
+    let (files, options) = (arguments.common.files(None), arguments.common.read_options());
+    if arguments.dry_run { preview(&files, &options, &policy) } else { compact(&files, &options, &policy) }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "samples are floats, and exact up to 2^53")]
+fn removed_by(ledger: &Ledger) -> Removed {
+    Removed { records: ledger.removed_records() as f64, bytes: ledger.totals.reclaimed_bytes as f64 }
+}
+
+/// What the last run said: a counter must not vanish because the queue can't be read.
+fn previously_removed(textfile: &Textfile) -> Option<Removed> {
+    let value = |metric| textfile.previous(FILE_NAME, metric).ok().flatten();
+    Some(Removed { records: value(REMOVED_RECORDS)?, bytes: value(RECLAIMED_BYTES)? })
+}
+
+/// The outcome in one sentence.
+fn in_words(arguments: &Arguments, outcome: &Outcome) -> String {
+    let plan = &outcome.plan;
+    let age = humantime::format_duration(arguments.older_than);
+    let mut words = match plan.removed.lines {
+        0 => format!("nothing has been done for longer than {age}"),
+        records => format!("removed {records} records done for longer than {age}, {}", size(plan.removed.bytes)),
+    };
+    let _ = write!(words, "; kept {} lines, {}", plan.kept.lines, size(plan.kept.bytes));
+    for (index, (reason, lines)) in plan.reasons.iter().enumerate() {
+        let separator = if index == 0 { ": " } else { ", " };
+        let _ = write!(words, "{separator}{lines} {}", words_for(*reason));
+    }
+    if outcome.late.lines > 0 {
+        let _ = write!(words, "; took over {} late lines", outcome.late.lines);
+    }
+    if outcome.removed_generations > 0 {
+        let _ = write!(words, "; removed {} drained generations", outcome.removed_generations);
+    }
+    words
+}
+
+/// The plan for people.
+fn text(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
+    let plan = &outcome.plan;
+    let limit = now.before(arguments.older_than);
+    let mut text = format!("{}: {} lines\n", arguments.common.queue.display(), plan.lines());
+    let _ = writeln!(text, "remove {} records, {}: done before {limit}", plan.removed.lines, size(plan.removed.bytes));
+    let _ = write!(text, "keep {} lines, {}", plan.kept.lines, size(plan.kept.bytes));
+    if let Some(oldest) = plan.oldest_kept {
+        let _ = write!(text, ", the oldest record from {oldest}");
+    }
+    text.push('\n');
+    for (reason, lines) in &plan.reasons {
+        let _ = writeln!(text, "{lines:>10}  {}", words_for(*reason));
+    }
+    text
+}
+
+/// The outcome for machines.
+fn json(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
+    let plan = &outcome.plan;
+    let lines = |reason: Reason| plan.reasons.get(&reason).copied().unwrap_or(0);
+    let reasons: serde_json::Map<String, serde_json::Value> =
+        Reason::ALL.into_iter().map(|reason| (reason.as_str().to_owned(), lines(reason).into())).collect();
+    let outcome = json!({
+        "queue": arguments.common.queue.to_string_lossy(),
+        "dry_run": arguments.dry_run,
+        "done_before_timestamp_seconds": now.before(arguments.older_than).as_seconds(),
+        "lines": plan.lines(),
+        "removed": { "records": plan.removed.lines, "bytes": plan.removed.bytes },
+        "kept": {
+            "lines": plan.kept.lines,
+            "bytes": plan.kept.bytes,
+            "oldest_timestamp_seconds": plan.oldest_kept.map(Timestamp::as_seconds),
+            "reasons": reasons,
+        },
+        "ledger_lines": plan.ledgers.lines,
+        "late": { "lines": outcome.late.lines, "bytes": outcome.late.bytes },
+        "removed_generations": outcome.removed_generations,
+        "replaced": outcome.replaced,
+        "lock_held_seconds": outcome.locked_for.as_secs_f64(),
+        "totals": {
+            "removed_records": outcome.ledger.removed_records(),
+            "reclaimed_bytes": outcome.ledger.totals.reclaimed_bytes,
+        },
+    });
+    format!("{outcome}\n")
+}
+
+/// Why lines stay, said of them.
+fn words_for(reason: Reason) -> String {
+    match reason {
+        Reason::Malformed(reason) => format!("malformed ({})", reason.as_str()),
+        Reason::Blank => "blank".to_owned(),
+        Reason::Doubt(doubt) => format!("in doubt ({})", doubt.as_str()),
+        Reason::Status(Status::Other) => "of an unknown status".to_owned(),
+        Reason::Status(status) => status.as_str().to_owned(),
+        Reason::Nacked => "done, but refused before".to_owned(),
+        Reason::FutureTime => "done, but dated in the future".to_owned(),
+        Reason::Recent => "done more recently".to_owned(),
+        Reason::ContradictoryTimes => "done before they began".to_owned(),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}

@@ -1,0 +1,88 @@
+//! Owner, permissions, access control lists and extended attributes of files that take another's place.
+
+use std::ffi::{CStr, CString};
+use std::fs::{File, Metadata, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+
+use rustix::fs::{XattrFlags, fgetxattr, fgetxattr_query, flistxattr, flistxattr_query, fremovexattr, fsetxattr};
+use rustix::io::Errno;
+
+/// Gives `to`, a new file, all attributes of `from`.
+///
+/// # Errors
+/// If one of them can't be given: the file must then not take the other's place.
+pub(super) fn copy(from: &File, to: &File) -> io::Result<()> {
+    let wanted = from.metadata()?;
+    let is_ours = to.metadata()?;
+    // In this order: a new owner costs a file its set-user-id bits, and the mode must not open it to the wrong group.
+    if (wanted.uid(), wanted.gid()) != (is_ours.uid(), is_ours.gid()) {
+        fchown(to, Some(wanted.uid()), Some(wanted.gid()))
+            .map_err(|error| named(&format!("its owner, {}:{},", wanted.uid(), wanted.gid()), &error))?;
+    }
+    to.set_permissions(Permissions::from_mode(mode(&wanted))).map_err(|error| named("its mode", &error))?;
+    copy_extended(from, to)?;
+    let given = to.metadata()?;
+    if (given.uid(), given.gid(), mode(&given)) != (wanted.uid(), wanted.gid(), mode(&wanted)) {
+        return Err(io::Error::other("the file system did not take its owner and mode"));
+    }
+    Ok(())
+}
+
+/// Gives `file`, made beside the queue, to the owner of its directory if we are root: workers must be able to use it.
+pub(super) fn adopt(file: &File, directory: &Metadata) -> io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        fchown(file, Some(directory.uid()), Some(directory.gid()))?;
+    }
+    // Who may change the directory may use the file.
+    file.set_permissions(Permissions::from_mode(directory.mode() & 0o666))
+}
+
+fn mode(metadata: &Metadata) -> u32 {
+    metadata.mode() & 0o7777
+}
+
+/// Extended attributes, which is also how access control lists are stored.
+fn copy_extended(from: &File, to: &File) -> io::Result<()> {
+    let (wanted, inherited) = (names(from)?, names(to)?);
+    for name in inherited.iter().filter(|name| !wanted.contains(name)) {
+        // A default access control list of the directory, say.
+        fremovexattr(to, name.as_c_str()).map_err(|error| named(&text(name), &error.into()))?;
+    }
+    for name in &wanted {
+        let wanted = value(from, name)?;
+        if inherited.contains(name) && value(to, name)? == wanted {
+            continue;
+        }
+        fsetxattr(to, name.as_c_str(), &wanted, XattrFlags::empty())
+            .map_err(|error| named(&text(name), &error.into()))?;
+    }
+    Ok(())
+}
+
+fn names(file: &File) -> io::Result<Vec<CString>> {
+    let mut list = match flistxattr_query(file) {
+        // This file system has none.
+        Err(Errno::NOTSUP) => return Ok(Vec::new()),
+        size => vec![0; size?],
+    };
+    let size = flistxattr(file, &mut list[..])?;
+    let names = list[..size].split_inclusive(|byte| *byte == 0);
+    Ok(names.filter_map(|name| CStr::from_bytes_with_nul(name).ok().map(CStr::to_owned)).collect())
+}
+
+fn value(file: &File, name: &CStr) -> io::Result<Vec<u8>> {
+    let mut value = vec![0; fgetxattr_query(file, name)?];
+    let size = fgetxattr(file, name, &mut value[..])?;
+    value.truncate(size);
+    Ok(value)
+}
+
+fn text(name: &CStr) -> String {
+    format!("its attribute {}", name.to_string_lossy())
+}
+
+/// Says which attribute can't be given.
+fn named(what: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what} cannot be kept: {error}"))
+}
