@@ -165,7 +165,7 @@ fn in_words(arguments: &Arguments, outcome: &Outcome) -> String {
     let plan = &outcome.plan;
     let age = humantime::format_duration(arguments.older_than);
     let mut words = match plan.removed.lines {
-        0 => format!("nothing has been done for longer than {age}"),
+        0 => format!("nothing to remove that was done for longer than {age}"),
         records => format!("removed {records} records done for longer than {age}, {}", size(plan.removed.bytes)),
     };
     let _ = write!(words, "; kept {} lines, {}", plan.kept.lines, size(plan.kept.bytes));
@@ -238,8 +238,8 @@ fn words_for(reason: Reason) -> String {
         Reason::Doubt(doubt) => format!("in doubt ({})", doubt.as_str()),
         Reason::Status(Status::Other) => "of an unknown status".to_owned(),
         Reason::Status(status) => status.as_str().to_owned(),
-        Reason::Nacked => "done, but refused before".to_owned(),
-        Reason::FutureTime => "done, but dated in the future".to_owned(),
+        Reason::Nacked => "done after a refusal".to_owned(),
+        Reason::FutureTime => "done, dated in the future".to_owned(),
         Reason::Recent => "done more recently".to_owned(),
         Reason::ContradictoryTimes => "done before they began".to_owned(),
     }

@@ -158,7 +158,9 @@ impl Summary {
     #[must_use]
     pub fn roles(&self) -> BTreeMap<&str, Cell> {
         let roles = &self.tally.roles;
-        let mut cells: BTreeMap<&str, Cell> = roles.iter().map(|role| (roles.get(role), Cell::default())).collect();
+        // A ledger may name a role that has no records any more. Only configured ones need none.
+        let configured = roles.iter().filter(|_| roles.is_configured());
+        let mut cells: BTreeMap<&str, Cell> = configured.map(|role| (roles.get(role), Cell::default())).collect();
         for (role, _, cell) in self.cells() {
             tally::Cell::merge(cells.entry(role).or_default(), cell);
         }
