@@ -13,6 +13,12 @@
 )]
 
 mod beside_writers;
+mod compact_attributes;
+mod compact_crash;
+mod compact_power_cut;
+mod compact_races;
+mod compact_retention;
+mod compact_settings;
 mod end_to_end;
 mod exposition;
 mod failures;

@@ -26,6 +26,7 @@ pub(crate) const EARLIER: &str = "2026-11-29T11:59:45Z";
 pub(crate) const EARLIER_SECONDS: f64 = 1_795_953_585.0;
 
 const EXPORTER: &str = env!("CARGO_BIN_EXE_handoff-exporter");
+const COMPACT: &str = env!("CARGO_BIN_EXE_handoff-compact");
 /// No run takes this long unless it hangs.
 const HANG: Duration = Duration::from_secs(120);
 /// Debian's `nobody` and `nogroup`.
@@ -84,6 +85,18 @@ impl TestEnv {
     pub(crate) fn exporter(&self) -> Command {
         let mut command = self.bare_exporter();
         command.args(["--queue", "queue.jsonl"]);
+        command
+    }
+
+    /// Compaction without arguments: of the tool as it is, or of the one in `$MUTANT`, which the tests should find wanting.
+    pub(crate) fn bare_compact(&self) -> Command {
+        self.command(std::env::var_os("MUTANT").unwrap_or_else(|| COMPACT.into()))
+    }
+
+    /// Compaction of `queue.jsonl`, with metrics in the textfile directory.
+    pub(crate) fn compact(&self) -> Command {
+        let mut command = self.bare_compact();
+        command.args(["--queue", "queue.jsonl", "--textfile-dir", "textfile", "--now", NOW]);
         command
     }
 

@@ -1,0 +1,1 @@
+//! What compaction removes and keeps, and that no counter falls.
