@@ -66,7 +66,7 @@ Exit codes:
   65  the queue's ledger can't be read, or the price map is not valid
   74  a file can't be read or written, or the disk is too full
   75  the lock is busy, or the queue was rewritten without it: try again
-After 65 and 75 the queue is as it was. After 74 it is whole: the message says whether it was replaced.";
+The queue is whole after each of them; a failed run has left it as it was, or says what it has done.";
 
 /// Runs the tool.
 #[must_use]

@@ -60,6 +60,10 @@ pub fn preview(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Re
 /// If the queue can't be read or replaced, or its ledger can't be read. It is then as it was.
 pub fn compact(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Result<Outcome, Error> {
     require_directory(&directory_of(&files.queue), &files.queue, "cannot be read: its directory")?;
+    if open_regular(&files.queue)?.is_none() {
+        // Not even a lock file is made where there may be no queue at all.
+        return missing(files).map(|()| Outcome::of_nothing(files));
+    }
     let lock = ExclusiveLock::acquire(&files.lock, options.lock_timeout)?;
     let Some(snapshot) = Snapshot::take(files, &lock)? else { return Ok(Outcome::of_nothing(files)) };
     let (plan, pieces) = plan(files, &snapshot.file, snapshot.end, options, policy)?;
@@ -77,9 +81,10 @@ pub fn compact(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Re
         let committed = snapshot.replace(ledger.totals, &pieces, &drain, policy.now)?;
         ledger = committed.ledger.clone();
         match settle(files, &lock, committed, policy.now) {
-            Ok((settled, late)) => {
+            Ok((settled, late, findings)) => {
                 ledger = settled;
                 outcome.late += late;
+                outcome.findings.extend(findings);
             }
             Err(error) => outcome.unsettled = Some(error),
         }

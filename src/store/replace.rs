@@ -90,6 +90,8 @@ pub(super) struct Drain {
     late: Vec<Late>,
     /// Of each generation that stays, how many bytes will have been taken over.
     offsets: BTreeMap<u64, u64>,
+    /// The highest number that a generation has, on disk or in the ledger.
+    highest: u64,
     /// The late lines.
     pub(super) lines: Amount,
     /// How many generations were proven drained, and removed.
@@ -176,7 +178,9 @@ impl<'l> Snapshot<'l> {
     /// # Errors
     /// If a generation can't be read or removed.
     pub(super) fn drain(&self, offsets: &BTreeMap<u64, u64>, prove: Prove) -> Result<Drain, Error> {
-        let mut drain = Drain::default();
+        let on_disk = self.generations.iter().map(|(number, _)| *number);
+        let highest = on_disk.chain(offsets.keys().copied()).max().unwrap_or(0);
+        let mut drain = Drain { highest, ..Drain::default() };
         for (number, path) in &self.generations {
             match offsets.get(number) {
                 Some(&offset) => self.drain_one(*number, path, offset, prove, &mut drain)?,
@@ -262,13 +266,8 @@ impl<'l> Snapshot<'l> {
         drain: &Drain,
         now: Timestamp,
     ) -> Result<Committed, Error> {
-        let number = 1 + self
-            .generations
-            .iter()
-            .map(|(number, _)| *number)
-            .chain(drain.offsets.keys().copied())
-            .max()
-            .unwrap_or(0);
+        // Never a number that the old ledger lists: should this fail half-way, it would say of our file what it knows of another.
+        let number = drain.highest + 1;
         let mut ledger = Ledger { totals, generations: drain.offsets.clone() };
         ledger.generations.insert(number, self.end);
         // Its offset may yet grow, but not the room for its digits.
@@ -362,9 +361,11 @@ impl<'l> Snapshot<'l> {
         let mut name = OsString::from(stem(&self.path));
         name.push(format!(".gen.{number}"));
         let generation = self.path.with_file_name(name);
-        // Whatever fails from here on to the rename: the old queue must not keep a second name.
+        // Whatever fails from here on to the rename: the old queue must not keep a second name, but it must keep one.
         let undo = |error: Error| {
-            drop(fs::remove_file(&generation));
+            if fs::symlink_metadata(&self.path).is_ok_and(|queue| identity(&queue) == identity(&self.metadata)) {
+                drop(fs::remove_file(&generation));
+            }
             error
         };
         fs::hard_link(&self.path, &generation).map_err(|error| self.commit_error(error))?;
@@ -403,7 +404,7 @@ impl<'l> Snapshot<'l> {
     }
 }
 
-/// Replaces the queue again while lines arrive in earlier generations.
+/// Replaces the queue again while lines arrive in earlier generations. Returns the ledger, the late lines taken over, and what is left.
 ///
 /// # Errors
 /// Like [`Snapshot::replace`].
@@ -412,13 +413,22 @@ pub(super) fn settle(
     lock: &ExclusiveLock,
     mut committed: Committed,
     now: Timestamp,
-) -> Result<(Ledger, Amount), Error> {
+) -> Result<(Ledger, Amount, Vec<Finding>), Error> {
     let mut late = Amount::default();
-    for _ in 1..MAX_CYCLES {
+    let mut findings = Vec::new();
+    for cycle in 1..=MAX_CYCLES {
         let Some(snapshot) = Snapshot::take(files, lock)? else { break };
         let drain = snapshot.drain(&committed.ledger.generations, Prove::No)?;
         // Only our own first line is known without reading all others.
         if drain.is_empty() || !committed.is_still(&snapshot)? {
+            break;
+        }
+        if cycle == MAX_CYCLES {
+            let message = format!(
+                "{} lines have just been appended to earlier generations, where workers do not see them: the next run takes them over",
+                drain.lines.lines
+            );
+            findings.push(Finding { path: files.queue.clone(), line: None, message });
             break;
         }
         late += drain.lines;
@@ -427,7 +437,7 @@ pub(super) fn settle(
         let rest = Piece { range, dropped: LineSet::default(), kept_bytes };
         committed = snapshot.replace(committed.ledger.totals, &[rest], &drain, now)?;
     }
-    Ok((committed.ledger, late))
+    Ok((committed.ledger, late, findings))
 }
 
 impl Committed {
