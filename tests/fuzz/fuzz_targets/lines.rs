@@ -1,14 +1,17 @@
-//! Any bytes as a queue: the line splitter, the envelope parser and the fold.
+//! Any bytes as a queue: the line splitter, the envelope parser, the fold and the plan of a compaction.
 //!
-//! Beside not crashing it checks that chunks change nothing, and that what counts as JSON is what serde_json takes, and nothing else
-//! unless the writers' NaN and Infinity are in it.
+//! Beside not crashing it checks that chunks change nothing, that a compaction changes no total, and that what counts as JSON is what
+//! serde_json takes, and nothing else unless the writers' NaN and Infinity are in it.
 
 #![no_main]
+
+use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use queue_format::format::envelope;
 use queue_format::format::lines::{LineSplitter, RawLine};
 use queue_format::format::malformed::Reason;
+use queue_format::format::retention::{Plan, Policy};
 use queue_format::format::spend::Prices;
 use queue_format::format::summary::{Parameters, Summary};
 use queue_format::format::time::Timestamp;
@@ -30,6 +33,32 @@ fuzz_target!(|input: (u8, &[u8])| {
         (summary, splitter.unterminated_bytes())
     };
     assert_eq!(fold(usize::from(size) + 1), fold(queue.len().max(1)));
+
+    let policy = Policy { now: parameters.now, older_than: Duration::from_secs(86_400), prices: Prices::default() };
+    let mut plan = Plan::default();
+    let (mut before, mut after, mut kept) = (Summary::new(&parameters), Summary::new(&parameters), Vec::new());
+    let mut splitter = LineSplitter::new(usize::MAX);
+    splitter.push(queue, |line| {
+        before.add(line, &parameters);
+        if let RawLine::Whole(bytes) = line
+            && plan.add(line, &policy)
+        {
+            kept.push(bytes.to_vec());
+        }
+    });
+    assert_eq!(plan.lines(), before.lines);
+    let ledger = plan.ledger().to_line(parameters.now).expect("so few names fit");
+    for line in std::iter::once(ledger.trim_end().as_bytes()).chain(kept.iter().map(Vec::as_slice)) {
+        after.add(RawLine::Whole(line), &parameters);
+    }
+    let totals = |summary: &Summary| {
+        let cells: Vec<_> =
+            summary.cells().map(|(role, kind, cell)| (role.to_owned(), kind.to_owned(), cell.totals.clone())).collect();
+        let tokens: Vec<_> =
+            summary.tokens().map(|(kind, model, tokens)| (kind.to_owned(), model.to_owned(), *tokens)).collect();
+        (cells, tokens)
+    };
+    assert_eq!(totals(&before), totals(&after));
 
     let mut splitter = LineSplitter::new(usize::MAX);
     splitter.push(queue, |line| {
