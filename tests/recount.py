@@ -39,7 +39,7 @@ FIELDS = {"id", "ts", "kind", "from", "to", "payload", "status", "protocol_versi
           "run_id", "correlation_id", "parent", "owner", "result"}
 MAX_VALUES = 50
 MAX_LABEL = 128
-LEDGER_START = b'{"id":"ledger",'
+LEDGER_STARTS = b'{"id":"ledger",', b'{"from":"handoff","id":"ledger",'
 LEDGER_LINE = 5 << 20
 LEDGER_PAYLOAD = 4 << 20
 
@@ -494,13 +494,18 @@ def time_of(doc, node):
 BOM = b"\xef\xbb\xbf"
 
 
+def begins_like_ledger(line):
+    start = line.removeprefix(b"\xef\xbb\xbf")[:64]
+    return start.translate(None, b" \t\n\r\f").startswith(LEDGER_STARTS)
+
+
 def is_blank(line):
     return not (line[3:] if line.startswith(BOM) else line).strip(b" \t\r")
 
 
 def envelope(line, max_line):
     """The document of a line that is a record or a ledger line by its envelope."""
-    if len(line) > (max(max_line, LEDGER_LINE) if line.startswith(LEDGER_START) else max_line):
+    if len(line) > (max(max_line, LEDGER_LINE) if begins_like_ledger(line) else max_line):
         raise Malformed("too_long")
     try:
         line.decode("utf-8")

@@ -16,7 +16,7 @@ use crate::format::labels;
 use crate::format::spend::Prices;
 use crate::format::time::Timestamp;
 use crate::metrics;
-use crate::store::queue::QueueFiles;
+use crate::store::files::QueueFiles;
 use crate::store::scan::ReadOptions;
 use crate::store::{Error, ErrorKind, find_line, read_regular};
 
@@ -94,6 +94,20 @@ impl Common {
             Timestamp::from_micros(i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX))
         })
     }
+}
+
+/// The names that metrics show.
+#[derive(Debug, Args)]
+pub(super) struct Names {
+    /// The roles that get series of their own, even without records; all others become `other`; the same for all tools
+    /// [default: the first 50 that the queue shows]
+    #[arg(long, env = "HANDOFF_ROLES", value_name = "NAME,…", value_delimiter = ',', value_parser = name)]
+    pub(super) roles: Vec<String>,
+
+    /// The kinds that get series of their own, even without records; all others become `other`; the same for all tools
+    /// [default: the first 50 that the queue shows]
+    #[arg(long, env = "HANDOFF_KINDS", value_name = "NAME,…", value_delimiter = ',', value_parser = name)]
+    pub(super) kinds: Vec<String>,
 }
 
 /// Where prices come from.
@@ -193,7 +207,7 @@ pub(super) fn is_on_command_line(matches: &ArgMatches, id: &str) -> bool {
 }
 
 /// A role's or kind's name.
-pub(super) fn name(text: &str) -> Result<String, String> {
+fn name(text: &str) -> Result<String, String> {
     let name = text.trim();
     if name.is_empty() {
         return Err("a name is empty".to_owned());

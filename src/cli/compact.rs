@@ -9,7 +9,7 @@ use clap::builder::FalseyValueParser;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::json;
 
-use super::args::{self, Common, Pricing, Textfile};
+use super::args::{self, Common, Names, Pricing, Textfile};
 use super::exit::Exit;
 use super::messages::{self, Messages};
 use crate::format::envelope::Status;
@@ -17,7 +17,7 @@ use crate::format::ledger::Ledger;
 use crate::format::retention::{Policy, Reason};
 use crate::format::time::Timestamp;
 use crate::metrics::{self, JobRun, Removed};
-use crate::store::compact::{Outcome, compact, preview};
+use crate::store::compact::{Outcome, Rewritten, compact, preview};
 use crate::store::{Error, ErrorKind, atomic_file};
 
 const NAME: &str = "handoff-compact";
@@ -51,6 +51,9 @@ struct Arguments {
     /// Print what was done, or would be, as JSON
     #[arg(long, env = "HANDOFF_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
+
+    #[command(flatten)]
+    names: Names,
 
     #[command(flatten)]
     pricing: Pricing,
@@ -99,18 +102,21 @@ fn run(arguments: &Arguments, wants_metrics: bool) -> Exit {
     };
 
     let outcome = act(arguments, now).inspect_err(&mut fail).ok();
-    if let Some(outcome) = &outcome {
-        for finding in &outcome.findings {
+    if let Some(Outcome { rewritten, .. }) = &outcome {
+        for finding in &rewritten.findings {
             messages.warning(finding);
         }
-        outcome.unsettled.iter().for_each(&mut fail);
+        rewritten.unsettled.iter().for_each(&mut fail);
+    }
+    if let Some(outcome) = &outcome {
         let plan = if arguments.json { json(arguments, now, outcome) } else { text(arguments, now, outcome) };
         if arguments.json || arguments.dry_run {
             let _ = messages::print(plan.as_bytes()).inspect_err(&mut fail);
         }
         if !arguments.dry_run {
             messages.notice(format_args!("{}: {}", queue.display(), in_words(arguments, outcome)));
-            messages.info(format_args!("{}: writers were kept out for {:?}", queue.display(), outcome.locked_for));
+            let locked_for = outcome.rewritten.locked_for;
+            messages.info(format_args!("{}: writers were kept out for {locked_for:?}", queue.display()));
         }
     }
 
@@ -119,7 +125,7 @@ fn run(arguments: &Arguments, wants_metrics: bool) -> Exit {
         return exit;
     }
     if !wants_metrics && !directory.exists() {
-        messages.info(format_args!("{}: does not exist, so there are no metrics", directory.display()));
+        messages.notice(format_args!("{}: does not exist, so there are no metrics", directory.display()));
         return exit;
     }
     let success = exit == Exit::Done;
@@ -129,7 +135,7 @@ fn run(arguments: &Arguments, wants_metrics: bool) -> Exit {
         arguments.textfile.last_success(FILE_NAME, LAST_SUCCESS, &messages)
     };
     let removed = match &outcome {
-        Some(outcome) => Some(removed_by(&outcome.ledger)),
+        Some(outcome) => Some(removed_by(&outcome.rewritten.ledger)),
         None => previously_removed(&arguments.textfile),
     };
     let run = JobRun { success, began: now.as_seconds(), last_success, duration: start.elapsed().as_secs_f64() };
@@ -144,7 +150,9 @@ fn run(arguments: &Arguments, wants_metrics: bool) -> Exit {
 }
 
 fn act(arguments: &Arguments, now: Timestamp) -> Result<Outcome, Error> {
-    let policy = Policy { now, older_than: arguments.older_than, prices: arguments.pricing.read()? };
+    let Names { roles, kinds } = &arguments.names;
+    let (roles, kinds, prices) = (roles.clone(), kinds.clone(), arguments.pricing.read()?);
+    let policy = Policy { now, older_than: arguments.older_than, roles, kinds, prices };
     let (files, options) = (arguments.common.files(None), arguments.common.read_options());
     if arguments.dry_run { preview(&files, &options, &policy) } else { compact(&files, &options, &policy) }
 }
@@ -173,11 +181,12 @@ fn in_words(arguments: &Arguments, outcome: &Outcome) -> String {
         let separator = if index == 0 { ": " } else { ", " };
         let _ = write!(words, "{separator}{lines} {}", words_for(*reason));
     }
-    if outcome.late.lines > 0 {
-        let _ = write!(words, "; took over {} late lines", outcome.late.lines);
+    let Rewritten { late, removed_generations, .. } = outcome.rewritten;
+    if late.lines > 0 {
+        let _ = write!(words, "; took over {} late lines", late.lines);
     }
-    if outcome.removed_generations > 0 {
-        let _ = write!(words, "; removed {} drained generations", outcome.removed_generations);
+    if removed_generations > 0 {
+        let _ = write!(words, "; removed {removed_generations} drained generations");
     }
     words
 }
@@ -196,6 +205,12 @@ fn text(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
     for (reason, lines) in &plan.reasons {
         let _ = writeln!(text, "{lines:>10}  {}", words_for(*reason));
     }
+    if plan.ledgers.lines > 0 {
+        let _ = writeln!(text, "renew the ledger, {} of these lines", plan.ledgers.lines);
+    }
+    if outcome.rewritten.late.lines > 0 {
+        let _ = writeln!(text, "take over {} lines that reached earlier generations", outcome.rewritten.late.lines);
+    }
     text
 }
 
@@ -205,6 +220,7 @@ fn json(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
     let lines = |reason: Reason| plan.reasons.get(&reason).copied().unwrap_or(0);
     let reasons: serde_json::Map<String, serde_json::Value> =
         Reason::ALL.into_iter().map(|reason| (reason.as_str().to_owned(), lines(reason).into())).collect();
+    let Rewritten { late, removed_generations, replaced, locked_for, ledger, .. } = &outcome.rewritten;
     let outcome = json!({
         "queue": arguments.common.queue.to_string_lossy(),
         "dry_run": arguments.dry_run,
@@ -218,13 +234,13 @@ fn json(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
             "reasons": reasons,
         },
         "ledger_lines": plan.ledgers.lines,
-        "late": { "lines": outcome.late.lines, "bytes": outcome.late.bytes },
-        "removed_generations": outcome.removed_generations,
-        "replaced": outcome.replaced,
-        "lock_held_seconds": outcome.locked_for.as_secs_f64(),
+        "late": { "lines": late.lines, "bytes": late.bytes },
+        "removed_generations": removed_generations,
+        "replaced": replaced,
+        "lock_held_seconds": locked_for.as_secs_f64(),
         "totals": {
-            "removed_records": outcome.ledger.removed_records(),
-            "reclaimed_bytes": outcome.ledger.totals.reclaimed_bytes,
+            "removed_records": ledger.removed_records(),
+            "reclaimed_bytes": ledger.totals.reclaimed_bytes,
         },
     });
     format!("{outcome}\n")

@@ -8,7 +8,7 @@ use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind as UsageError;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
-use super::args::{self, Common, Pricing, Textfile};
+use super::args::{self, Common, Names, Pricing, Textfile};
 use super::exit::Exit;
 use super::messages::{self, Messages};
 use crate::format::summary::Parameters;
@@ -38,15 +38,8 @@ struct Arguments {
     #[arg(long, env = "HANDOFF_STDOUT", value_parser = FalseyValueParser::new())]
     stdout: bool,
 
-    /// The roles that get series of their own, even without records; all others become `other`
-    /// [default: the first 50 that the queue shows]
-    #[arg(long, env = "HANDOFF_ROLES", value_name = "NAME,…", value_delimiter = ',', value_parser = args::name)]
-    roles: Vec<String>,
-
-    /// The kinds that get series of their own, even without records; all others become `other`
-    /// [default: the first 50 that the queue shows]
-    #[arg(long, env = "HANDOFF_KINDS", value_name = "NAME,…", value_delimiter = ',', value_parser = args::name)]
-    kinds: Vec<String>,
+    #[command(flatten)]
+    names: Names,
 
     #[command(flatten)]
     pricing: Pricing,
@@ -142,7 +135,8 @@ fn run(arguments: &Arguments) -> Exit {
 /// Reads all that the metrics tell of.
 fn read(arguments: &Arguments, now: Timestamp) -> Result<Reading, Error> {
     let prices = arguments.pricing.read()?;
-    let parameters = Parameters { now, roles: arguments.roles.clone(), kinds: arguments.kinds.clone(), prices };
+    let parameters =
+        Parameters { now, roles: arguments.names.roles.clone(), kinds: arguments.names.kinds.clone(), prices };
     let files = arguments.common.files(arguments.blob_dir.clone());
     let mut reading = queue::read(&files, &arguments.common.read_options(), &parameters)?;
     reading.summary.seed();

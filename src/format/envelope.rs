@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::json::{self, Document, Fault, Members};
-use super::ledger::{LEDGER_START, Ledger};
+use super::ledger::{Ledger, begins_like_ledger};
 use super::lines::RawLine;
 use super::malformed::{Malformed, Reason};
 use super::spend;
@@ -147,8 +147,9 @@ impl Status {
 pub fn parse_raw(line: RawLine<'_>) -> Result<Line<'_>, Malformed> {
     match line {
         RawLine::Whole(line) => parse(line),
-        RawLine::TooLong { bytes } => {
-            Err(Malformed::new(Reason::TooLong, format!("{bytes} bytes are more than a line may have")))
+        RawLine::TooLong { bytes, is_ledger } => {
+            let fault = Malformed::new(Reason::TooLong, format!("{bytes} bytes are more than a line may have"));
+            Err(Malformed { is_ledger, ..fault })
         }
     }
 }
@@ -159,7 +160,7 @@ pub fn parse_raw(line: RawLine<'_>) -> Result<Line<'_>, Malformed> {
 /// Says why the line is malformed.
 pub fn parse(line: &[u8]) -> Result<Line<'_>, Malformed> {
     // A damaged ledger is a lost ledger, whatever the damage.
-    parse_any(line).map_err(|fault| Malformed { is_ledger: fault.is_ledger || line.starts_with(LEDGER_START), ..fault })
+    parse_any(line).map_err(|fault| Malformed { is_ledger: fault.is_ledger || begins_like_ledger(line), ..fault })
 }
 
 fn parse_any(line: &[u8]) -> Result<Line<'_>, Malformed> {
@@ -360,6 +361,9 @@ mod tests {
         assert!(is_ledger(&ledger(r#"{"version":2}"#)));
         assert!(is_ledger(&ledger(r#"{"version":1,"totals":{},"generations":{}},"status":"ledger""#)));
         assert!(is_ledger(r#"{"id":"ledger","ts":17"#));
+        assert!(is_ledger("\u{feff} { \"id\" : \"ledger\" , \"ts\": 17"));
+        assert!(is_ledger(r#"{"from": "handoff", "id": "ledger", "kind": "led"#));
+        assert!(!is_ledger(r#"{"id":"ledgers","ts":17"#));
         assert!(!is_ledger(r#"{"id":"1","ts":17"#));
         assert!(!is_ledger("{}"));
     }

@@ -1,6 +1,6 @@
 //! A bounded set of label values: whatever a queue holds, it cannot make more series than this.
 
-/// How many distinct values a metric's label learns when none are configured.
+/// How many distinct values a set learns.
 pub const MAX_LEARNED: usize = 50;
 /// The longest value that stands for itself, in bytes.
 pub const MAX_BYTES: usize = 128;
@@ -20,24 +20,25 @@ impl Label {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels {
     values: Vec<String>,
+    /// Values that have a place whenever they are met.
+    reserved: Vec<String>,
+    /// Whether it takes no others.
     configured: bool,
-    /// How many values it learns at most.
-    max_learned: usize,
     /// Whether a value went to [`OTHER`] because the set was full: the result then depends on the order of values.
     pub overflowed: bool,
 }
 
 impl Labels {
-    /// A set that learns so many values.
+    /// A set that learns the first [`MAX_LEARNED`] values, and the reserved ones whenever they are met.
     #[must_use]
-    pub fn learning(max_learned: usize) -> Self {
-        Self { values: Vec::new(), configured: false, max_learned, overflowed: false }
+    pub fn learning(reserved: &[String]) -> Self {
+        Self { values: Vec::new(), reserved: reserved.to_vec(), configured: false, overflowed: false }
     }
 
-    /// A set of just these values or, if there are none, one that learns [`MAX_LEARNED`].
+    /// A set of just these values or, if there are none, one that learns.
     #[must_use]
     pub fn new(configured: &[String]) -> Self {
-        let mut labels = Self::learning(MAX_LEARNED);
+        let mut labels = Self::learning(&[]);
         for value in configured {
             if let Some(Place::New(clean)) = labels.find(value) {
                 labels.insert(clean);
@@ -58,7 +59,7 @@ impl Labels {
         match self.find(value) {
             Some(Place::Known(label)) => label,
             Some(Place::New(clean)) if !self.configured => {
-                if self.values.len() >= self.max_learned {
+                if self.values.len() >= MAX_LEARNED && !self.reserved.contains(&clean) {
                     self.overflowed = true;
                     return Label::OTHER;
                 }

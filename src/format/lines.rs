@@ -1,6 +1,6 @@
 //! Splitting a stream of bytes into lines, with memory for one line.
 
-use super::ledger::{LEDGER_START, MAX_LEDGER_LINE};
+use super::ledger::{LEDGER_START, MAX_LEDGER_LINE, begins_like_ledger};
 
 /// One line, without its `\n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub enum RawLine<'a> {
     TooLong {
         /// Its length.
         bytes: u64,
+        /// Whether it begins like a ledger.
+        is_ledger: bool,
     },
 }
 
@@ -24,8 +26,8 @@ pub struct LineSplitter {
     partial: Vec<u8>,
     /// Its length so far.
     partial_bytes: u64,
-    /// Whether it is too long already.
-    too_long: bool,
+    /// Whether it is too long already, and if so whether it began like a ledger.
+    too_long: Option<bool>,
 }
 
 /// Above this, memory that a long line took is given back after it.
@@ -37,7 +39,7 @@ impl LineSplitter {
     pub fn new(max_line: usize) -> Self {
         // Places in a line are held as 32 bits.
         let max_line = max_line.min(u32::MAX as usize);
-        Self { max_line, partial: Vec::new(), partial_bytes: 0, too_long: false }
+        Self { max_line, partial: Vec::new(), partial_bytes: 0, too_long: None }
     }
 
     /// Takes the next bytes of the stream and passes on the lines that they complete.
@@ -50,16 +52,13 @@ impl LineSplitter {
                 sink(self.judge(piece));
             } else {
                 self.extend(piece);
-                // A line that may be a ledger is judged once more: it may have turned out to be none.
-                sink(if self.too_long {
-                    RawLine::TooLong { bytes: self.partial_bytes }
-                } else {
-                    self.judge(&self.partial)
+                sink(match self.too_long.take() {
+                    Some(is_ledger) => RawLine::TooLong { bytes: self.partial_bytes, is_ledger },
+                    None => self.judge(&self.partial),
                 });
                 self.partial.clear();
                 self.partial.shrink_to(KEPT_CAPACITY);
                 self.partial_bytes = 0;
-                self.too_long = false;
             }
         }
         self.extend(&chunk[start..]);
@@ -72,24 +71,29 @@ impl LineSplitter {
     }
 
     fn judge<'a>(&self, line: &'a [u8]) -> RawLine<'a> {
-        if self.is_too_long(line) { RawLine::TooLong { bytes: line.len() as u64 } } else { RawLine::Whole(line) }
-    }
-
-    /// No limit may hide a ledger.
-    fn is_too_long(&self, line: &[u8]) -> bool {
-        line.len() > self.max_line && !(line.starts_with(LEDGER_START) && line.len() <= MAX_LEDGER_LINE)
+        if line.len() <= self.max_line {
+            return RawLine::Whole(line);
+        }
+        // No limit may hide a ledger.
+        let is_ledger = begins_like_ledger(line);
+        if is_ledger && line.len() <= MAX_LEDGER_LINE {
+            return RawLine::Whole(line);
+        }
+        RawLine::TooLong { bytes: line.len() as u64, is_ledger }
     }
 
     fn extend(&mut self, piece: &[u8]) {
-        if !self.too_long {
-            self.partial.extend_from_slice(piece);
-            // What has come of it so far may still become a ledger.
-            self.too_long = self.is_too_long(&self.partial) && !LEDGER_START.starts_with(&self.partial);
-        }
-        if self.too_long {
-            self.partial = Vec::new();
-        }
         self.partial_bytes += piece.len() as u64;
+        if self.too_long.is_none() {
+            self.partial.extend_from_slice(piece);
+            // So few bytes may still become a ledger.
+            if self.partial.len() >= LEDGER_START
+                && let RawLine::TooLong { is_ledger, .. } = self.judge(&self.partial)
+            {
+                self.too_long = Some(is_ledger);
+                self.partial = Vec::new();
+            }
+        }
     }
 }
 
@@ -106,7 +110,7 @@ mod tests {
             splitter.push(chunk, |line| {
                 lines.push(match line {
                     RawLine::Whole(line) => Ok(line.to_vec()),
-                    RawLine::TooLong { bytes } => Err(bytes),
+                    RawLine::TooLong { bytes, .. } => Err(bytes),
                 });
             });
         }
@@ -129,19 +133,24 @@ mod tests {
 
     #[test]
     fn a_ledger_may_be_longer_than_other_lines() {
-        let ledger = [LEDGER_START, b"xxxxx"].concat();
-        let text = [&ledger[..], b"\n{\"id\":\"ledge\n", &ledger, b"\n"].concat();
+        const START: &[u8] = b"\xef\xbb\xbf{ \"id\": \"ledger\",";
+        let ledger = [START, &[b'x'; 100]].concat();
+        let text = [&ledger[..], b"\n{\"id\":\"ledge\n", &[b'y'; 70], b"\n", &ledger, b"\n"].concat();
         for size in 1..=text.len() {
             let chunks: Vec<&[u8]> = text.chunks(size).collect();
-            assert_eq!(split(&chunks, 4), (vec![Ok(ledger.clone()), Err(12), Ok(ledger.clone())], 0), "{size}");
+            assert_eq!(split(&chunks, 4).0, [Ok(ledger.clone()), Err(12), Err(70), Ok(ledger.clone())], "{size}");
         }
-        let longest = [LEDGER_START, &vec![b' '; MAX_LEDGER_LINE - LEDGER_START.len()]].concat();
-        for (line, expected) in
-            [(&longest[..], Ok(longest.clone())), (&[&longest[..], b" "].concat(), Err(longest.len() as u64 + 1))]
-        {
-            assert_eq!(split(&[line, b"\n"], 4).0, std::slice::from_ref(&expected));
-            assert_eq!(split(&[&[line, b"\n"].concat()], 4).0, [expected]);
+        let longest = [START, &vec![b' '; MAX_LEDGER_LINE - START.len()]].concat();
+        let longer = [&longest[..], b" "].concat();
+        for (line, expected) in [(&longest, Ok(longest.clone())), (&longer, Err(longer.len() as u64))] {
+            for chunks in [&[line, &b"\n"[..]][..], &[&[line, &b"\n"[..]].concat()]] {
+                assert_eq!(split(chunks, 4).0, std::slice::from_ref(&expected));
+            }
         }
+        let mut splitter = LineSplitter::new(4);
+        splitter.push(&[&longer[..], b"\n"].concat(), |line| {
+            assert!(matches!(line, RawLine::TooLong { is_ledger: true, .. }));
+        });
     }
 
     #[test]

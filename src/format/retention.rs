@@ -20,7 +20,12 @@ pub struct Policy {
     pub now: Timestamp,
     /// What has been done for longer than this is removed.
     pub older_than: Duration,
-    /// Prices for model responses that come without their cost, as metrics use them: totals must not change by a removal.
+    // What metrics are made with: totals must not change by a removal.
+    /// The roles that have a name of their own, beside the first ones that the queue shows.
+    pub roles: Vec<String>,
+    /// The same for kinds.
+    pub kinds: Vec<String>,
+    /// Prices for model responses that come without their cost.
     pub prices: Prices,
 }
 
@@ -152,8 +157,10 @@ pub struct Plan {
     generations: BTreeMap<u64, u64>,
 }
 
-impl Default for Plan {
-    fn default() -> Self {
+impl Plan {
+    /// For no lines.
+    #[must_use]
+    pub fn new(policy: &Policy) -> Self {
         Self {
             kept: Amount::default(),
             reasons: BTreeMap::new(),
@@ -161,19 +168,17 @@ impl Default for Plan {
             removed: Amount::default(),
             ledgers: Amount::default(),
             unreadable_ledger: None,
-            tally: Tally::for_ledger(),
+            tally: Tally::for_ledger(&policy.roles, &policy.kinds),
             reclaimed_bytes: 0,
             generations: BTreeMap::new(),
         }
     }
-}
 
-impl Plan {
     /// Adds the next line, and says whether it goes on.
     pub fn add(&mut self, line: RawLine<'_>, policy: &Policy) -> bool {
         let bytes = match line {
             RawLine::Whole(line) => line.len() as u64,
-            RawLine::TooLong { bytes } => bytes,
+            RawLine::TooLong { bytes, .. } => bytes,
         };
         let amount = Amount { lines: 1, bytes: bytes + 1 };
         let reason = match envelope::parse_raw(line) {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::envelope::{Envelope, Status};
 use super::labels::{Label, Labels, MAX_LEARNED};
 use super::ledger::{LedgerCell, LedgerTokens, LedgerTotals, Totals};
+use super::money::Usd;
 use super::spend::{Prices, Tokens};
 use super::time::{Timestamp, interval};
 
@@ -36,10 +37,6 @@ pub struct Tally<C> {
     models: Labels,
     pub(super) cells: BTreeMap<(Label, Label), C>,
     tokens: BTreeMap<(Label, Label), Tokens>,
-    /// How many cells or rows of tokens there may be, not counting the one for all others.
-    max_rows: usize,
-    /// Whether one more went to the others.
-    overflowed: bool,
 }
 
 /// The label of a model, which may come without a name.
@@ -51,18 +48,17 @@ impl<C: Cell> Tally<C> {
     /// A tally for metrics.
     #[must_use]
     pub fn for_metrics(roles: &[String], kinds: &[String]) -> Self {
-        Self::new(Labels::new(roles), Labels::new(kinds), Labels::new(&[]), usize::MAX)
+        Self::new(Labels::new(roles), Labels::new(kinds))
     }
 
-    fn new(roles: Labels, kinds: Labels, models: Labels, max_rows: usize) -> Self {
-        let (cells, tokens) = (BTreeMap::new(), BTreeMap::new());
-        Self { roles, kinds, models, cells, tokens, max_rows, overflowed: false }
+    fn new(roles: Labels, kinds: Labels) -> Self {
+        Self { roles, kinds, models: Labels::learning(&[]), cells: BTreeMap::new(), tokens: BTreeMap::new() }
     }
 
     /// Adds a record, and returns the cell that it belongs to.
     pub fn add_record(&mut self, envelope: &Envelope<'_>, now: Timestamp, prices: &Prices) -> &mut C {
         let (role, kind) = self.meet(envelope);
-        let (mut spend_usd, mut unpriced) = (super::money::Usd::ZERO, false);
+        let (mut spend_usd, mut unpriced) = (Usd::ZERO, false);
         for entry in envelope.responses().into_iter().flatten() {
             match entry.cost(prices) {
                 Some(cost) => spend_usd = spend_usd.saturating_add(cost),
@@ -70,11 +66,11 @@ impl<C: Cell> Tally<C> {
             }
             if let Some((model, tokens)) = entry.tokens() {
                 let model = self.models.intern(named_model(model));
-                self.row((kind, model)).merge(&tokens);
+                self.tokens.entry((kind, model)).or_default().merge(&tokens);
             }
         }
 
-        let cell = self.cell((role, kind));
+        let cell = self.cells.entry((role, kind)).or_default();
         let totals = cell.totals();
         // A ledger may hold any number, so that one more could be too many.
         totals.records = totals.records.saturating_add(1);
@@ -107,18 +103,18 @@ impl<C: Cell> Tally<C> {
         }
         for LedgerCell { role, kind, totals } in &removed.cells {
             let key = (self.roles.intern(role), self.kinds.intern(kind));
-            self.cell(key).totals().merge(totals);
+            self.cells.entry(key).or_default().totals().merge(totals);
         }
         for LedgerTokens { kind, model, tokens } in &removed.tokens {
             let key = (self.kinds.intern(kind), self.models.intern(named_model(model)));
-            self.row(key).merge(tokens);
+            self.tokens.entry(key).or_default().merge(tokens);
         }
     }
 
     /// Whether a limit was reached, so that the result depends on what came first.
     #[must_use]
     pub fn overflowed(&self) -> bool {
-        self.overflowed || self.roles.overflowed || self.kinds.overflowed || self.models.overflowed
+        self.roles.overflowed || self.kinds.overflowed || self.models.overflowed
     }
 
     /// Adds the tally of what follows.
@@ -131,11 +127,11 @@ impl<C: Cell> Tally<C> {
         self.models.intern_all(&later.models);
         for ((role, kind), cell) in later.cells {
             let key = (self.roles.intern(later.roles.get(role)), self.kinds.intern(later.kinds.get(kind)));
-            self.cell(key).merge(&cell);
+            self.cells.entry(key).or_default().merge(&cell);
         }
         for ((kind, model), tokens) in later.tokens {
             let key = (self.kinds.intern(later.kinds.get(kind)), self.models.intern(later.models.get(model)));
-            self.row(key).merge(&tokens);
+            self.tokens.entry(key).or_default().merge(&tokens);
         }
     }
 
@@ -152,42 +148,13 @@ impl<C: Cell> Tally<C> {
     fn meet(&mut self, envelope: &Envelope<'_>) -> (Label, Label) {
         (self.roles.intern(&envelope.to), self.kinds.intern(&envelope.kind))
     }
-
-    fn cell(&mut self, key: (Label, Label)) -> &mut C {
-        let key = bounded(&self.cells, key, self.max_rows, &mut self.overflowed);
-        self.cells.entry(key).or_default()
-    }
-
-    fn row(&mut self, key: (Label, Label)) -> &mut Tokens {
-        let key = bounded(&self.tokens, key, self.max_rows, &mut self.overflowed);
-        self.tokens.entry(key).or_default()
-    }
-}
-
-/// The key under which a map that may have only so many rows has room for `key`.
-fn bounded<V>(
-    rows: &BTreeMap<(Label, Label), V>,
-    key: (Label, Label),
-    max_rows: usize,
-    overflowed: &mut bool,
-) -> (Label, Label) {
-    if rows.len() < max_rows || rows.contains_key(&key) {
-        return key;
-    }
-    *overflowed = true;
-    (Label::OTHER, Label::OTHER)
 }
 
 impl Tally<Totals> {
-    const MAX_NAMES: usize = 1_000;
-    /// More than metrics can have of labels that they learn, and so few that the ledger always stays readable.
-    const MAX_ROWS: usize = 3_000;
-
-    /// A tally for the ledger, which keeps names apart that some metrics may keep apart.
+    /// A tally for the ledger, which keeps names apart that metrics keep apart: the first ones, and these.
     #[must_use]
-    pub fn for_ledger() -> Self {
-        let labels = || Labels::learning(Self::MAX_NAMES);
-        Self::new(labels(), labels(), labels(), Self::MAX_ROWS)
+    pub fn for_ledger(roles: &[String], kinds: &[String]) -> Self {
+        Self::new(Labels::learning(roles), Labels::learning(kinds))
     }
 
     /// Remembers the names of a record that is kept, without adding it: metrics learn their labels in the order in which records show

@@ -27,7 +27,7 @@ pub fn replace(directory: &Path, name: &str, contents: &[u8]) -> Result<(), Erro
         .and_then(|()| file.set_permissions(Permissions::from_mode(0o644)))
         .and_then(|()| file.sync_all())
         .map_err(failed("cannot be written"))?;
-    temporary.persist(&target).map_err(failed("cannot be replaced"))
+    temporary.persist(&target).map(|_| ()).map_err(failed("cannot be replaced"))
 }
 
 /// A file that is not yet where it is to be, and that its owner alone may use.
@@ -62,9 +62,9 @@ impl Temporary {
         self.0.as_file()
     }
 
-    /// Moves it to `target`, in place of what stands there.
-    pub(super) fn persist(self, target: &Path) -> io::Result<()> {
-        self.0.persist(target).map(|_| ()).map_err(|error| error.error)
+    /// Moves it to `target`, in place of what stands there. It is locked until it is closed.
+    pub(super) fn persist(self, target: &Path) -> io::Result<File> {
+        self.0.persist(target).map_err(|error| error.error)
     }
 
     /// Moves it to `target`, where nothing must stand.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 pub struct Error {
     kind: ErrorKind,
     path: PathBuf,
+    line: Option<u64>,
     what: String,
     source: Option<io::Error>,
     advice: Option<&'static str>,
@@ -28,18 +29,31 @@ pub enum ErrorKind {
 impl Error {
     /// A file can't be read or written, because of `source`.
     pub fn io(path: &Path, what: impl Into<String>, source: io::Error) -> Self {
-        Self { kind: ErrorKind::Io, path: path.to_owned(), what: what.into(), source: Some(source), advice: None }
+        Self {
+            kind: ErrorKind::Io,
+            path: path.to_owned(),
+            line: None,
+            what: what.into(),
+            source: Some(source),
+            advice: None,
+        }
     }
 
     /// An error without a deeper cause.
     pub fn new(kind: ErrorKind, path: &Path, what: impl Into<String>) -> Self {
-        Self { kind, path: path.to_owned(), what: what.into(), source: None, advice: None }
+        Self { kind, path: path.to_owned(), line: None, what: what.into(), source: None, advice: None }
     }
 
     /// The same with what to do about it.
     #[must_use]
     pub fn advise(self, advice: &'static str) -> Self {
         Self { advice: Some(advice), ..self }
+    }
+
+    /// The same with the line, from 1.
+    #[must_use]
+    pub fn at_line(self, line: u64) -> Self {
+        Self { line: Some(line), ..self }
     }
 
     /// The class of the error.
@@ -51,7 +65,11 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path.display(), self.what)?;
+        write!(f, "{}:", self.path.display())?;
+        if let Some(line) = self.line {
+            write!(f, "{line}:")?;
+        }
+        write!(f, " {}", self.what)?;
         if let Some(source) = &self.source {
             write!(f, ": {source}")?;
         }
@@ -60,7 +78,7 @@ impl fmt::Display for Error {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some("make room for it"),
             _ => None,
         };
-        match self.source.as_ref().and_then(by_cause).or(self.advice) {
+        match self.advice.or_else(|| self.source.as_ref().and_then(by_cause)) {
             Some(advice) => write!(f, ": {advice}"),
             None => Ok(()),
         }

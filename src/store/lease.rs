@@ -17,18 +17,18 @@ pub(super) struct Lease<'f> {
 }
 
 impl<'f> Lease<'f> {
-    /// Takes a lease on a file that was opened for reading only; `None` if somebody has it open for writing.
-    ///
-    /// # Errors
-    /// If the kernel grants none to this user (who must own the file or have `CAP_LEASE`) or on this file system.
-    pub(super) fn acquire(file: &'f File) -> io::Result<Option<Self>> {
+    /// Takes a lease on a file that was opened for reading only. An error is why there is none, in words.
+    pub(super) fn acquire(file: &'f File) -> Result<Self, String> {
         // Who opens the file for writing now breaks the lease, and a signal tells us. The default one would end the process; this
         // one is ignored by default.
-        fcntl(file, F_SETSIG, libc::SIGURG)?;
-        match fcntl(file, libc::F_SETLEASE, libc::F_RDLCK) {
-            Ok(_) => Ok(Some(Self { file })),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error),
+        let lease = fcntl(file, F_SETSIG, libc::SIGURG).and_then(|_| fcntl(file, libc::F_SETLEASE, libc::F_RDLCK));
+        match lease {
+            Ok(_) => Ok(Self { file }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err("somebody has it open for writing: fuser tells who".to_owned())
+            }
+            // Only its owner is granted one, or who has CAP_LEASE; some file systems grant none.
+            Err(error) => Err(format!("nothing can prove that nobody writes into it any more: {error}")),
         }
     }
 
@@ -63,10 +63,10 @@ mod tests {
     fn it_is_refused_while_somebody_writes_and_broken_by_who_would() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         let reader = File::open(file.path()).expect("a reader");
-        assert!(Lease::acquire(&reader).expect("an answer").is_none(), "the temporary file is open for writing");
+        assert!(Lease::acquire(&reader).is_err_and(|why| why.contains("open for writing")));
 
         let path = file.into_temp_path();
-        let lease = Lease::acquire(&reader).expect("an answer").expect("a lease");
+        let lease = Lease::acquire(&reader).expect("a lease");
         assert!(lease.is_unbroken());
         let second_reader = File::open(&path);
         assert!(second_reader.is_ok() && lease.is_unbroken());

@@ -1,6 +1,6 @@
 //! The lock that guards the queue: `flock(2)` on a file of its own.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::atomic_file::Temporary;
+use super::files::{QueueFiles, identity};
 use super::{Error, ErrorKind, attributes, directory_of, open_regular, require_directory, uninterrupted};
 
 /// Reads something that writers change only under the exclusive lock, and tells whether there was a lock file.
@@ -63,12 +64,12 @@ impl ExclusiveLock {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] when the time is up, [`ErrorKind::Io`] when the file can't be made, opened or locked.
-    pub(super) fn acquire(path: &Path, timeout: Duration) -> Result<Self, Error> {
-        let start = Instant::now();
+    pub(super) fn acquire(files: &QueueFiles, timeout: Duration) -> Result<Self, Error> {
+        let (path, start) = (&files.lock, Instant::now());
         loop {
             let Some(file) = open_regular(path)? else {
                 require_directory_of(path)?;
-                create(path)?;
+                create(path, &directory_of(&files.queue))?;
                 continue;
             };
             if let Some(file) = lock(file, path, start, timeout, Mode::Exclusive)? {
@@ -85,6 +86,17 @@ impl ExclusiveLock {
         is_still_at(&self.file, &self.path)
     }
 
+    /// Whether it is this file that is locked.
+    pub(super) fn is_on(&self, file: &Metadata) -> Result<bool, Error> {
+        let locked = self.file.metadata().map_err(|error| Error::io(&self.path, "cannot be examined", error))?;
+        Ok(identity(&locked) == identity(file))
+    }
+
+    /// The lock file's name.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// How long it has been held.
     pub(super) fn held_for(&self) -> Duration {
         self.since.elapsed()
@@ -98,13 +110,12 @@ fn require_directory_of(path: &Path) -> Result<(), Error> {
 
 /// Makes the lock file, unless somebody else does at the same time. It appears with its owner and mode: nobody must find it and be
 /// refused.
-fn create(path: &Path) -> Result<(), Error> {
+fn create(path: &Path, queue_directory: &Path) -> Result<(), Error> {
     let failed = |error| Error::io(path, "cannot be created", error);
-    let directory = directory_of(path);
     let name = path.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
-    let temporary = Temporary::beside(&directory, name).map_err(failed)?;
-    let directory = fs::metadata(&directory).map_err(failed)?;
-    attributes::adopt(temporary.file(), &directory).map_err(failed)?;
+    let temporary = Temporary::beside(&directory_of(path), name).map_err(failed)?;
+    let queue_directory = fs::metadata(queue_directory).map_err(failed)?;
+    attributes::adopt(temporary.file(), &queue_directory).map_err(failed)?;
     match temporary.persist_new(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
         _ => Ok(()),
@@ -164,18 +175,19 @@ fn wait(file: File, path: &Path, timeout: Duration, mode: Mode) -> Result<Option
     }
 }
 
-fn is_still_at(file: &File, path: &Path) -> Result<bool, Error> {
+/// Whether the name still leads to the file.
+pub(super) fn is_still_at(file: &File, path: &Path) -> Result<bool, Error> {
     let failed = |error| Error::io(path, "cannot be examined", error);
     let held = file.metadata().map_err(failed)?;
     match fs::metadata(path) {
-        Ok(named) => Ok((held.dev(), held.ino()) == (named.dev(), named.ino())),
+        Ok(named) => Ok(identity(&held) == identity(&named)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failed(error)),
     }
 }
 
 /// Who holds the lock, as far as the kernel tells.
-fn held_by(path: &Path) -> String {
+pub(super) fn held_by(path: &Path) -> String {
     let Ok(metadata) = fs::metadata(path) else { return String::new() };
     // The kernel's numbers for the device are hexadecimal, and packed in its own way.
     let (device, inode) = (metadata.dev(), metadata.ino());

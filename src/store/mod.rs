@@ -1,6 +1,6 @@
 //! Files and locks: the queue read consistently beside its writers, and files replaced whole.
 //!
-//! *Architecture invariant:* what is wrong with a file comes back as an [`Error`] or a [`queue::Finding`] that names it; nothing
+//! *Architecture invariant:* what is wrong with a file comes back as an [`Error`] or a [`files::Finding`] that names it; nothing
 //! here prints or ends the process.
 
 pub mod atomic_file;
@@ -8,10 +8,11 @@ mod attributes;
 pub mod blob;
 pub mod compact;
 mod error;
+pub mod files;
 mod lease;
 mod lock;
 pub mod queue;
-pub mod replace;
+mod replace;
 pub mod scan;
 
 use std::fs::{self, File};
@@ -116,7 +117,12 @@ pub(crate) fn uninterrupted<T>(mut operation: impl FnMut() -> io::Result<T>) -> 
 pub(crate) fn require_directory(path: &Path, user: &Path, what: &'static str) -> Result<(), Error> {
     let metadata = fs::metadata(path)
         .and_then(|metadata| if metadata.is_dir() { Ok(()) } else { Err(io::ErrorKind::NotADirectory.into()) });
-    metadata.map_err(|error| Error::io(user, what, error).advise("create the directory or correct the path"))
+    metadata.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            Error::io(user, what, error).advise("create the directory or correct the path")
+        }
+        _ => Error::io(user, what, error),
+    })
 }
 
 /// The directory that `path` lies in.

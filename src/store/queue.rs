@@ -1,46 +1,16 @@
 //! Reading the queue: one consistent pass under the shared lock, with memory for one line a thread.
 
-use std::ffi::OsStr;
-use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::scan::{self, Part, ReadOptions, count_lines, for_each_chunk};
-use super::{Error, ErrorKind, blob, directory_of, lock, open_regular, require_directory};
+use super::files::{Finding, OpenQueue, QueueFiles, read_error};
+use super::scan::{self, Fold, ReadOptions, count_lines, for_each_chunk};
+use super::{Error, blob, lock};
 use crate::format::blob::References;
 use crate::format::lines::LineSplitter;
 use crate::format::summary::{MalformedLine, Parameters, Summary};
-
-/// Where a queue and what belongs to it lie.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueueFiles {
-    /// The queue itself.
-    pub queue: PathBuf,
-    /// The lock file.
-    pub lock: PathBuf,
-    /// The blob store.
-    pub blobs: PathBuf,
-}
-
-impl QueueFiles {
-    /// The names that derive from the queue's.
-    #[must_use]
-    pub fn beside(queue: PathBuf) -> Self {
-        let mut lock = stem(&queue).to_owned();
-        lock.push(".lock");
-        Self { lock: queue.with_file_name(lock), blobs: queue.with_file_name("blob"), queue }
-    }
-}
-
-/// The name that the names beside the queue begin with.
-pub(super) fn stem(queue: &Path) -> &OsStr {
-    let name = queue.file_name().unwrap_or_default();
-    OsStr::from_bytes(name.as_bytes().strip_suffix(b".jsonl").unwrap_or(name.as_bytes()))
-}
 
 /// What a reading found.
 #[derive(Debug)]
@@ -70,35 +40,13 @@ pub struct BlobReading {
     pub missing_references: u64,
 }
 
-/// Something that somebody should look at.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// In which file.
-    pub path: PathBuf,
-    /// In which line, from 1.
-    pub line: Option<u64>,
-    /// What it is.
-    pub message: String,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", self.path.display())?;
-        if let Some(line) = self.line {
-            write!(f, "{line}:")?;
-        }
-        write!(f, " {}", self.message)
-    }
-}
-
 /// Reads the queue and, after it, the blob store.
 ///
 /// # Errors
 /// If the queue can't be read as a whole, or the lock can't be had in time. A blob store that can't be read is no such
 /// error, see [`Reading::blobs`].
 pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) -> Result<Reading, Error> {
-    // Without one this is no empty queue, but more likely a file system that isn't mounted, or a wrong path.
-    require_directory(&directory_of(&files.queue), &files.queue, "cannot be read: its directory")?;
+    files.require_directory()?;
     let ((scan, queue_bytes, generations), locked) =
         lock::shared(&files.lock, options.lock_timeout, || Scan::of_queue(files, options, parameters))?;
     let blobs = match scan.blob_error {
@@ -109,22 +57,15 @@ pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) 
     };
     let mut findings = scan.findings;
     if scan.first_missing.len() == MAX_FIRST_MISSING {
-        findings.push(Finding {
-            path: files.blobs.clone(),
-            line: None,
-            message: format!("missing blobs are referred to in {} places; the first:", scan.missing_references),
-        });
+        let message = format!("missing blobs are referred to in {} places; the first:", scan.missing_references);
+        findings.push(Finding::new(&files.blobs, message));
     }
-    findings.extend(scan.first_missing.into_iter().map(|path| Finding {
-        path: files.blobs.join(path),
-        line: None,
-        message: "is missing, though the queue refers to it".to_owned(),
-    }));
+    let missing = |path| Finding::new(&files.blobs.join(path), "is missing, though the queue refers to it");
+    findings.extend(scan.first_missing.into_iter().map(missing));
     let told = findings.iter().filter(|finding| finding.line.is_some()).count() as u64;
     let more = scan.summary.malformed.iter().sum::<u64>() - told;
     if more > 0 {
-        let message = format!("{more} more malformed lines");
-        findings.push(Finding { path: files.queue.clone(), line: None, message });
+        findings.push(Finding::new(&files.queue, format!("{more} more malformed lines")));
     }
     let unterminated_bytes = scan.unterminated_bytes;
     Ok(Reading { summary: scan.summary, queue_bytes, generations, blobs, findings, locked, unterminated_bytes })
@@ -169,28 +110,26 @@ impl<'a> Scan<'a> {
         options: &'a ReadOptions,
         parameters: &'a Parameters,
     ) -> Result<(Self, u64, u64), Error> {
-        let Some(file) = open_regular(&files.queue)? else {
-            missing(files)?;
+        let Some(queue) = OpenQueue::open(files)? else {
             let mut scan = Self::new(files, options, parameters);
-            scan.findings.push(Finding {
-                path: files.queue.clone(),
-                line: None,
-                message: "does not exist, and is read as an empty queue: if it should, correct the path".to_owned(),
-            });
+            let message = "does not exist, and is read as an empty queue: if it should, correct the path";
+            scan.findings.push(Finding::new(&files.queue, message));
             return Ok((scan, 0, 0));
         };
         let failed = |error| read_error(&files.queue, error);
-        let real = fs::canonicalize(&files.queue).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
         // Writers without the lock may append while we read. What they append now is for the next reading.
-        let size = metadata.len();
-        let mut scan = scan::scan(&file, size, options, || Self::new(files, options, parameters)).map_err(failed)?;
-        if file.metadata().map_err(failed)?.len() < size {
+        let size = queue.metadata.len();
+        let new = || Self::new(files, options, parameters);
+        let mut scan = scan::scan(&queue.file, size, options, new).map_err(failed)?;
+        if queue.file.metadata().map_err(failed)?.len() < size {
             return Err(failed(io::ErrorKind::UnexpectedEof.into()));
         }
         scan.take_malformed(&files.queue, 0, 0);
-        scan.compare_locks(files, &real);
-        let generations = scan.add_generations(&directory_of(&real), stem(&real), &metadata)?;
+        if let Some(other) = queue.other_lock(files) {
+            let message = format!("there is another lock, {}: workers that use it are not kept out", other.display());
+            scan.findings.push(Finding::new(&files.lock, message));
+        }
+        let generations = scan.add_generations(&queue)?;
         Ok((scan, size, generations))
     }
 
@@ -226,74 +165,51 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Looks whether workers that know the queue by its real name, not by the link, lock another file.
-    fn compare_locks(&mut self, files: &QueueFiles, real: &Path) {
-        let other = QueueFiles::beside(real.to_owned()).lock;
-        let file = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-        if fs::symlink_metadata(&files.queue).is_ok_and(|metadata| metadata.is_symlink())
-            && file(&other).is_some_and(|other| file(&files.lock) != Some(other))
-        {
-            self.findings.push(Finding {
-                path: files.lock.clone(),
-                line: None,
-                message: format!("there is another lock, {}: workers that use it are not kept out", other.display()),
-            });
-        }
-    }
-
-    /// Adds the late lines of the generations in `directory` and counts the generations.
-    fn add_generations(&mut self, directory: &Path, stem: &OsStr, queue: &fs::Metadata) -> Result<u64, Error> {
+    /// Adds the late lines of the queue's generations, and counts these.
+    fn add_generations(&mut self, queue: &OpenQueue) -> Result<u64, Error> {
         let mut count = 0;
         let mut unlisted = Vec::new();
-        for (number, path) in generations(directory, stem)? {
-            let failed = |error| read_error(&path, error);
-            let metadata = match fs::metadata(&path).or_else(|_| fs::symlink_metadata(&path)) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                metadata => metadata.map_err(failed)?,
-            };
-            if (queue.dev(), queue.ino()) == (metadata.dev(), metadata.ino()) {
-                continue; // a second name of the queue, which a killed run left
-            }
+        for generation in queue.generations.iter().filter(|generation| !generation.is_queue) {
+            let path = &generation.path;
+            let failed = |error| read_error(path, error);
             count += 1;
-            let Some(&offset) = self.summary.generations.get(&number) else {
+            let Some(&offset) = self.summary.generations.get(&generation.number) else {
                 unlisted.push(path);
                 continue;
             };
-            let Some(file) = open_regular(&path)? else { continue };
+            let Some(file) = generation.open(&queue.metadata)? else {
+                self.findings.push(generation.finding());
+                continue;
+            };
             let size = file.metadata().map_err(failed)?.len();
             if offset > size {
-                self.findings.push(Finding {
-                    path,
-                    line: None,
-                    message: format!(
-                        "has {size} bytes, but the queue's ledger says that {offset} have been taken over"
-                    ),
-                });
+                let message =
+                    format!("has {size} bytes, but the queue's ledger says that {offset} have been taken over");
+                self.findings.push(Finding::new(path, message));
                 continue;
             }
             let (before, unterminated_bytes) = (self.summary.lines, self.unterminated_bytes);
-            self.add_range(&file, offset..size).map_err(failed)?;
+            self.add_segment(&file, offset..size).map_err(failed)?;
             self.unterminated_bytes = unterminated_bytes;
             if !self.summary.first_malformed.is_empty() {
                 let skipped = count_lines(&file, 0..offset, self.options.buffer).map_err(failed)?;
-                self.take_malformed(&path, before, skipped);
+                self.take_malformed(path, before, skipped);
             }
         }
         if let [path, more @ ..] = unlisted.as_slice() {
-            let message = match more.len() {
-                0 => "a generation that the queue's ledger does not list: not read, never deleted".to_owned(),
-                more => format!(
-                    "this and {more} more generations that the queue's ledger does not list: not read, never deleted"
-                ),
+            let which = match more.len() {
+                0 => "a generation".to_owned(),
+                more => format!("this and {more} more generations"),
             };
-            self.findings.push(Finding { path: path.clone(), line: None, message });
+            let message = format!("{which} that the queue's ledger does not list: not read, never deleted");
+            self.findings.push(Finding::new(path, message));
         }
         Ok(count)
     }
 }
 
-impl Part for Scan<'_> {
-    fn add_range(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
+impl Fold for Scan<'_> {
+    fn add_segment(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
         let mut splitter = LineSplitter::new(self.options.max_line);
         let mut references = References::default();
         for_each_chunk(file, range, self.options.buffer, |chunk| {
@@ -319,55 +235,10 @@ impl Part for Scan<'_> {
     }
 }
 
-/// What it means that there is no queue file: an empty queue.
-///
-/// # Errors
-/// If there are earlier generations, so that there was one.
-pub(super) fn missing(files: &QueueFiles) -> Result<(), Error> {
-    match generations(&directory_of(&files.queue), stem(&files.queue))?.first() {
-        None => Ok(()),
-        Some((_, path)) => {
-            let what =
-                format!("is missing, though it has an earlier generation, {}: it has been removed", path.display());
-            Err(Error::new(ErrorKind::Io, &files.queue, what))
-        }
-    }
-}
-
-/// What is wrong when a file of the queue can't be read.
-pub(super) fn read_error(path: &Path, error: io::Error) -> Error {
-    if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound) {
-        let what = "was cut or removed while it was read: somebody changes it without the lock: try again";
-        return Error::new(ErrorKind::Busy, path, what);
-    }
-    Error::io(path, "cannot be read", error)
-}
-
-/// The files in `directory` that are named like generations, in ascending order.
-pub(super) fn generations(directory: &Path, stem: &OsStr) -> Result<Vec<(u64, PathBuf)>, Error> {
-    let failed = |error| Error::io(directory, "cannot be listed to look for earlier generations of the queue", error);
-    let mut prefix = stem.to_owned();
-    prefix.push(".gen.");
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let name = entry.file_name();
-        let digits =
-            name.as_bytes().strip_prefix(prefix.as_bytes()).and_then(|digits| std::str::from_utf8(digits).ok());
-        if let Some(digits) = digits
-            && let Ok(number) = digits.parse::<u64>()
-            && number.to_string() == digits
-        {
-            found.push((number, entry.path()));
-        }
-    }
-    found.sort_unstable();
-    Ok(found)
-}
-
 #[cfg(test)]
 #[expect(clippy::expect_used, reason = "a test that panics has failed")]
 mod tests {
+    use std::fs;
     use std::num::NonZeroUsize;
 
     use proptest::prelude::*;
@@ -434,7 +305,7 @@ mod tests {
             let mut expected = Summary::new(&parameters);
             let mut queue = Vec::new();
             for line in &lines {
-                let raw = if line.len() > max_line { RawLine::TooLong { bytes: line.len() as u64 } } else { RawLine::Whole(line) };
+                let raw = if line.len() > max_line { RawLine::TooLong { bytes: line.len() as u64, is_ledger: false } } else { RawLine::Whole(line) };
                 expected.add(raw, &parameters);
                 queue.extend_from_slice(line);
                 queue.push(b'\n');
@@ -453,13 +324,5 @@ mod tests {
                 (1..).zip(&lines).filter(|(_, line)| malformed(line)).map(|(number, _)| number).take(10).collect();
             prop_assert_eq!(numbers, expected_numbers);
         }
-    }
-
-    #[test]
-    fn names_derive_from_the_stem() {
-        let files = QueueFiles::beside("/var/lib/agents/x.jsonl".into());
-        assert_eq!(files.lock, Path::new("/var/lib/agents/x.lock"));
-        assert_eq!(files.blobs, Path::new("/var/lib/agents/blob"));
-        assert_eq!(QueueFiles::beside("x.json".into()).lock, Path::new("x.json.lock"));
     }
 }

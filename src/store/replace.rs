@@ -1,10 +1,10 @@
 //! Replacing the queue while others append to it without the lock: the one primitive behind every tool that rewrites it.
 //!
 //! ```text
-//! Snapshot::take      under the exclusive lock: remove what a dead run left, note where the last whole line ends
-//! Snapshot::drain     find late lines in earlier generations; remove those that are proven drained
-//! Snapshot::replace   write temporary ─► link queue as queue.gen.<n> ─► rename temporary to queue, the commit
-//! settle              the same again while lines arrive late
+//! lock exclusively ─► clean up after dead runs ─► snapshot: up to the last whole line ─► the tool's plan for it
+//!   ─► late lines of earlier generations; generations that are proven drained are removed
+//!   ─► write temporary, fsync ─► what was appended meanwhile, fsync ─► link queue as queue.gen.<n>, fsync directory
+//!   ─► rename temporary to queue: the commit ─► fsync directory ─► the same again while lines arrive late
 //! ```
 //!
 //! Killed at any point, either the old queue or the new one is in place, each whole. What a dead run leaves (a temporary file, a second name
@@ -12,27 +12,57 @@
 //! ledger in the new queue says up to where it has been taken over.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::fs::{Advice, fadvise};
 
 use super::atomic_file::{self, Temporary};
+use super::files::{Finding, Generation, OpenQueue, QueueFiles, identity, read_error};
 use super::lease::Lease;
-use super::lock::ExclusiveLock;
-use super::queue::{Finding, QueueFiles, generations, missing, read_error, stem};
+use super::lock::{self, ExclusiveLock};
 use super::scan::{count_lines, for_each_chunk, in_parallel, last_line_end};
-use super::{Error, ErrorKind, attributes, directory_of, open_regular};
+use super::{Error, ErrorKind, attributes, uninterrupted};
 use crate::format::ledger::{Ledger, LedgerTotals};
 use crate::format::retention::Amount;
 use crate::format::time::Timestamp;
 
-/// A set of the lines of a range, one bit a line, in order.
+/// What a tool makes of the whole lines of the queue.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// The ledger, with the generations that it has listed so far.
+    pub(super) ledger: Ledger,
+    /// All lines.
+    pub(super) segments: Vec<Segment>,
+    /// Whether there is anything to change.
+    pub(super) changes: bool,
+}
+
+/// Whole lines of the queue, and which of them go on.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// Where they are.
+    pub(super) range: Range<u64>,
+    /// The lines that do not go on.
+    pub(super) dropped: LineSet,
+    /// How many bytes the others have.
+    pub(super) kept_bytes: u64,
+}
+
+impl Segment {
+    /// Lines that all go on.
+    fn kept(range: Range<u64>) -> Self {
+        let kept_bytes = range.end - range.start;
+        Self { range, dropped: LineSet::default(), kept_bytes }
+    }
+}
+
+/// A set of the lines of a segment, one bit a line, in order.
 #[derive(Debug, Default)]
 pub(super) struct LineSet {
     bits: Vec<u64>,
@@ -58,56 +88,170 @@ impl LineSet {
     }
 }
 
-/// Whole lines of the queue, and which of them go on.
-#[derive(Debug)]
-pub(super) struct Piece {
-    /// Where they are.
-    pub(super) range: Range<u64>,
-    /// The lines that do not go on.
-    pub(super) dropped: LineSet,
-    /// How many bytes the others have.
-    pub(super) kept_bytes: u64,
+/// What became of a queue.
+#[derive(Debug, Default)]
+pub struct Rewritten {
+    /// Whether it was replaced.
+    pub replaced: bool,
+    /// Its ledger now.
+    pub ledger: Ledger,
+    /// Lines that reached earlier generations, and were taken over.
+    pub late: Amount,
+    /// How many earlier generations were drained and removed.
+    pub removed_generations: u64,
+    /// How long writers were kept out.
+    pub locked_for: Duration,
+    /// What somebody should look at.
+    pub findings: Vec<Finding>,
+    /// Why lines may still lie in an earlier generation, though the queue was replaced.
+    pub unsettled: Option<Error>,
 }
 
-/// The queue as it is at one moment, under the exclusive lock.
-#[derive(Debug)]
-pub(super) struct Snapshot<'l> {
-    lock: &'l ExclusiveLock,
-    /// The queue's real name, behind all links.
-    path: PathBuf,
-    directory: PathBuf,
-    pub(super) file: File,
-    metadata: Metadata,
+/// Does to the queue what `plan` wants, and takes over what reached earlier generations of it; `None` if there is no queue.
+///
+/// `plan` is given the queue and where its last whole line ends.
+///
+/// # Errors
+/// If any step fails. The queue is then as it was, unless the message says otherwise.
+pub(super) fn rewrite(
+    files: &QueueFiles,
+    lock_timeout: Duration,
+    now: Timestamp,
+    plan: impl FnOnce(&File, u64) -> Result<Plan, Error>,
+) -> Result<Option<Rewritten>, Error> {
+    files.require_directory()?;
+    // Where there is no queue, not even a lock file is made.
+    if OpenQueue::open(files)?.is_none() {
+        return Ok(None);
+    }
+    let lock = ExclusiveLock::acquire(files, lock_timeout)?;
+    let Some(snapshot) = Snapshot::take(files, &lock)? else { return Ok(None) };
+    let plan = plan(&snapshot.queue.file, snapshot.end)?;
+    let drain = snapshot.drain(&plan.ledger.generations, Prove::Yes)?;
+    let mut rewritten = Rewritten {
+        replaced: plan.changes || !drain.late.is_empty(),
+        late: drain.lines,
+        removed_generations: drain.removed,
+        ..Rewritten::default()
+    };
+    if rewritten.replaced {
+        let committed = snapshot.replace(plan.ledger.totals, &plan.segments, &drain, now)?;
+        rewritten.findings = drain.findings;
+        settle(files, &lock, committed, now, &mut rewritten);
+    } else {
+        rewritten.ledger = plan.ledger;
+        rewritten.findings = drain.findings;
+    }
+    rewritten.locked_for = lock.held_for();
+    Ok(Some(rewritten))
+}
+
+/// Says what [`rewrite`] would do, and changes nothing.
+///
+/// # Errors
+/// If the queue can't be read.
+pub(super) fn preview(
+    files: &QueueFiles,
+    lock_timeout: Duration,
+    mut plan: impl FnMut(&File, u64) -> Result<Plan, Error>,
+) -> Result<Option<Rewritten>, Error> {
+    files.require_directory()?;
+    let look = || {
+        let Some(snapshot) = Snapshot::of(files, None)? else { return Ok(None) };
+        let plan = plan(&snapshot.queue.file, snapshot.end)?;
+        let drain = snapshot.drain(&plan.ledger.generations, Prove::No)?;
+        let (ledger, late, findings) = (plan.ledger, drain.lines, drain.findings);
+        Ok(Some(Rewritten { ledger, late, findings, ..Rewritten::default() }))
+    };
+    lock::shared(&files.lock, lock_timeout, look).map(|(rewritten, _)| rewritten)
+}
+
+/// Replaces the queue again while lines arrive in earlier generations.
+fn settle(
+    files: &QueueFiles,
+    lock: &ExclusiveLock,
+    mut committed: Committed,
+    now: Timestamp,
+    rewritten: &mut Rewritten,
+) {
+    for cycle in 1..=MAX_CYCLES {
+        match settle_once(files, lock, &mut committed, now, cycle < MAX_CYCLES) {
+            Ok(Settled::Late(lines)) => rewritten.late += lines,
+            Ok(Settled::Nothing) => break,
+            Ok(Settled::Left(lines)) => {
+                let message = format!(
+                    "{lines} lines have reached earlier generations, where workers do not see them: the next run takes them over"
+                );
+                rewritten.findings.push(Finding::new(&files.queue, message));
+                break;
+            }
+            Err(error) => {
+                rewritten.unsettled = Some(error);
+                break;
+            }
+        }
+    }
+    rewritten.ledger = committed.ledger;
+}
+
+/// What one more cycle came to.
+enum Settled {
+    /// Nothing had arrived late.
+    Nothing,
+    /// Late lines were taken over.
+    Late(Amount),
+    /// So many late lines are left.
+    Left(u64),
+}
+
+fn settle_once(
+    files: &QueueFiles,
+    lock: &ExclusiveLock,
+    committed: &mut Committed,
+    now: Timestamp,
+    may_replace: bool,
+) -> Result<Settled, Error> {
+    // The next snapshot takes its own lock on it.
+    committed.file = None;
+    let Some(snapshot) = Snapshot::take(files, lock)? else { return Ok(Settled::Nothing) };
+    let drain = snapshot.drain(&committed.ledger.generations, Prove::No)?;
+    if drain.late.is_empty() {
+        return Ok(Settled::Nothing);
+    }
+    // Only our own first line is known without reading all others.
+    if !may_replace || !committed.is_still(&snapshot)? {
+        return Ok(Settled::Left(drain.lines.lines));
+    }
+    let rest = Segment::kept(committed.ledger_line.len() as u64..snapshot.end);
+    *committed = snapshot.replace(committed.ledger.totals.clone(), &[rest], &drain, now)?;
+    Ok(Settled::Late(drain.lines))
+}
+
+/// The queue as it is at one moment.
+struct Snapshot<'l> {
+    /// Unless it is only looked at.
+    lock: Option<&'l ExclusiveLock>,
+    queue: OpenQueue,
     /// Where the last whole line ends.
-    pub(super) end: u64,
-    /// What is named like an earlier generation.
-    generations: Vec<(u64, PathBuf)>,
+    end: u64,
 }
 
 /// What earlier generations still held.
-#[derive(Debug, Default)]
-pub(super) struct Drain {
+#[derive(Default)]
+struct Drain {
     late: Vec<Late>,
     /// Of each generation that stays, how many bytes will have been taken over.
     offsets: BTreeMap<u64, u64>,
     /// The highest number that a generation has, on disk or in the ledger.
     highest: u64,
     /// The late lines.
-    pub(super) lines: Amount,
+    lines: Amount,
     /// How many generations were proven drained, and removed.
-    pub(super) removed: u64,
-    pub(super) findings: Vec<Finding>,
-}
-
-impl Drain {
-    /// Whether no late lines have been found.
-    pub(super) fn is_empty(&self) -> bool {
-        self.late.is_empty()
-    }
+    removed: u64,
+    findings: Vec<Finding>,
 }
 
 /// Late lines of one generation.
-#[derive(Debug)]
 struct Late {
     path: PathBuf,
     file: File,
@@ -117,184 +261,202 @@ struct Late {
 }
 
 /// The queue after a commit.
-#[derive(Debug)]
-pub(super) struct Committed {
-    /// Device and inode.
+struct Committed {
+    /// Its file, which is locked while we have it.
+    file: Option<File>,
     identity: (u64, u64),
-    pub(super) ledger: Ledger,
+    ledger: Ledger,
     ledger_line: String,
 }
 
 /// Whether generations that nobody writes into any more are looked for, which is for the first cycle of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Prove {
+enum Prove {
     Yes,
     No,
 }
 
 /// How often a run replaces the queue at most, while lines arrive late.
 const MAX_CYCLES: usize = 5;
-/// An offset in the ledger line has at most so many digits.
-const MAX_DIGITS: usize = 20;
+/// How often what was appended while the new file was written is looked for.
+const MAX_ROUNDS: usize = 5;
 
 impl<'l> Snapshot<'l> {
     /// Cleans up after dead runs and takes a snapshot; `None` if there is no queue.
     ///
     /// # Errors
     /// If that fails, or if the queue is no file that could be replaced.
-    pub(super) fn take(files: &QueueFiles, lock: &'l ExclusiveLock) -> Result<Option<Self>, Error> {
-        let Some(file) = open_regular(&files.queue)? else {
-            return missing(files).map(|()| None);
-        };
-        let failed = |error| read_error(&files.queue, error);
-        let path = fs::canonicalize(&files.queue).map_err(failed)?;
-        let directory = directory_of(&path);
-        let metadata = file.metadata().map_err(failed)?;
-        atomic_file::remove_abandoned(&directory, path.file_name().unwrap_or_default());
-        let mut others = Vec::new();
-        for (number, other) in generations(&directory, stem(&path))? {
-            let is_queue = fs::symlink_metadata(&other).is_ok_and(|other| identity(&other) == identity(&metadata));
-            if is_queue {
-                let failed = |error| Error::io(&other, "a second name of the queue, cannot be removed", error);
-                fs::remove_file(&other).map_err(failed)?;
-            } else {
-                others.push((number, other));
+    fn take(files: &QueueFiles, lock: &'l ExclusiveLock) -> Result<Option<Self>, Error> {
+        let Some(mut snapshot) = Self::of(files, Some(lock))? else { return Ok(None) };
+        let queue = &mut snapshot.queue;
+        if lock.is_on(&queue.metadata)? {
+            let what = "is the queue itself, and a new file would take its place: lock a file of its own";
+            return Err(Error::new(ErrorKind::Io, &files.lock, what));
+        }
+        if let Some(other) = queue.other_lock(files) {
+            let what = format!("there is another lock, {}: workers that use it are not kept out", other.display());
+            return Err(Error::new(ErrorKind::Io, &files.lock, what)
+                .advise("make all use the queue by the same name, and remove the lock that nobody uses"));
+        }
+        // A run that uses another lock, against all rules, is kept out by this one. It is on the file that it would replace.
+        match uninterrupted(|| fs2::FileExt::try_lock_exclusive(&queue.file)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let what = format!("is locked itself{}", lock::held_by(&queue.path));
+                return Err(Error::new(ErrorKind::Busy, &queue.path, what).advise("try again"));
             }
+            locked => locked.map_err(|error| Error::io(&queue.path, "cannot be locked", error))?,
         }
-        let metadata = file.metadata().map_err(failed)?;
-        if metadata.nlink() != 1 {
-            let what = format!(
-                "has {} names (hard links), and a new file could take the place of only one of them",
-                metadata.nlink()
+        if !lock::is_still_at(&queue.file, &queue.path)? {
+            return Err(read_error(&queue.path, io::ErrorKind::NotFound.into()));
+        }
+
+        atomic_file::remove_abandoned(&queue.directory, queue.path.file_name().unwrap_or_default());
+        for Generation { path, .. } in queue.generations.extract_if(.., |generation| generation.is_queue) {
+            let failed = |error| Error::io(&path, "a second name of the queue, cannot be removed", error);
+            fs::remove_file(&path).map_err(failed)?;
+        }
+        let names = queue.file.metadata().map_err(|error| read_error(&queue.path, error))?.nlink();
+        if names != 1 {
+            let what = format!("has {names} names (hard links), and a new file could take the place of only one");
+            return Err(
+                Error::new(ErrorKind::Io, &queue.path, what).advise("remove the others: find -samefile lists them")
             );
-            return Err(Error::new(ErrorKind::Io, &path, what).advise("remove the others; find -samefile lists them"));
         }
-        let end = last_line_end(&file, 0..metadata.len()).map_err(failed)?;
-        Ok(Some(Self { lock, path, directory, file, metadata, end, generations: others }))
+        Ok(Some(snapshot))
+    }
+
+    /// Takes a snapshot and changes nothing.
+    fn of(files: &QueueFiles, lock: Option<&'l ExclusiveLock>) -> Result<Option<Self>, Error> {
+        let Some(queue) = OpenQueue::open(files)? else { return Ok(None) };
+        let end =
+            last_line_end(&queue.file, 0..queue.metadata.len()).map_err(|error| read_error(&queue.path, error))?;
+        Ok(Some(Self { lock, queue, end }))
     }
 
     /// Looks for late lines in the generations that the ledger lists with these offsets.
     ///
     /// # Errors
     /// If a generation can't be read or removed.
-    pub(super) fn drain(&self, offsets: &BTreeMap<u64, u64>, prove: Prove) -> Result<Drain, Error> {
-        let on_disk = self.generations.iter().map(|(number, _)| *number);
+    fn drain(&self, offsets: &BTreeMap<u64, u64>, prove: Prove) -> Result<Drain, Error> {
+        let generations = || self.queue.generations.iter().filter(|generation| !generation.is_queue);
+        let on_disk = generations().map(|generation| generation.number);
         let highest = on_disk.chain(offsets.keys().copied()).max().unwrap_or(0);
         let mut drain = Drain { highest, ..Drain::default() };
-        for (number, path) in &self.generations {
-            match offsets.get(number) {
-                Some(&offset) => self.drain_one(*number, path, offset, prove, &mut drain)?,
-                None => drain.findings.push(Finding {
-                    path: path.clone(),
-                    line: None,
-                    message: "a generation that the queue's ledger does not list: left alone".to_owned(),
-                }),
+        for generation in generations() {
+            if let Some(&offset) = offsets.get(&generation.number) {
+                self.drain_one(generation, offset, prove, &mut drain)?;
+            } else {
+                let message = "a generation that the queue's ledger does not list: left alone";
+                drain.findings.push(Finding::new(&generation.path, message));
             }
         }
         Ok(drain)
     }
 
-    fn drain_one(&self, number: u64, path: &Path, offset: u64, prove: Prove, drain: &mut Drain) -> Result<(), Error> {
+    fn drain_one(&self, generation: &Generation, offset: u64, prove: Prove, drain: &mut Drain) -> Result<(), Error> {
+        let Generation { number, path, .. } = generation;
         let failed = |error| read_error(path, error);
-        let Some(file) = open_regular(path)? else { return Ok(()) };
-        let mut find = |message: String| drain.findings.push(Finding { path: path.to_owned(), line: None, message });
+        // As it was, until it turns out what else to do.
+        drain.offsets.insert(*number, offset);
+        let Some(file) = generation.open(&self.queue.metadata)? else {
+            drain.findings.push(generation.finding());
+            return Ok(());
+        };
         // The lease first: only what is read after it can be all that there will ever be.
         let lease = match prove {
             Prove::No => None,
-            Prove::Yes => match Lease::acquire(&file) {
-                Ok(Some(lease)) => Some(lease),
-                Ok(None) => {
-                    find("is kept, because somebody still has it open for writing: fuser tells who".to_owned());
-                    None
-                }
-                Err(error) => {
-                    find(format!("is kept, because nothing can prove that nobody writes into it any more: {error}"));
-                    None
-                }
-            },
+            Prove::Yes => {
+                let kept = |why| drain.findings.push(Finding::new(path, format!("is kept: {why}")));
+                Lease::acquire(&file).map_err(kept).ok()
+            }
         };
         let size = file.metadata().map_err(failed)?.len();
         if size < offset {
-            find(format!(
-                "has {size} bytes, but the queue's ledger says that {offset} have been taken over: left alone"
-            ));
-            drain.offsets.insert(number, offset);
+            let message =
+                format!("has {size} bytes, but the queue's ledger says that {offset} have been taken over: left alone");
+            drain.findings.push(Finding::new(path, message));
             return Ok(());
         }
         let whole = last_line_end(&file, offset..size).map_err(failed)?;
         // Nobody is left to complete the last line.
         let unterminated = lease.is_some() && whole < size;
         let end = if unterminated { size } else { whole };
-        if let Some(lease) = &lease
-            && end == offset
-        {
-            return self.remove_drained(path, lease, || drain.removed += 1);
-        }
-        drop(lease);
-        drain.offsets.insert(number, end);
         if end > offset {
+            drop(lease);
             let range = offset..end;
             let lines = count_lines(&file, range.clone(), BUFFER).map_err(failed)?;
             // Its last `\n` will be ours.
             let added = u64::from(unterminated);
             drain.lines += Amount { lines: lines + added, bytes: end - offset + added };
-            drain.late.push(Late { path: path.to_owned(), file, range, unterminated });
+            drain.offsets.insert(*number, end);
+            drain.late.push(Late { path: path.clone(), file, range, unterminated });
+        } else if let Some(lease) = lease
+            && self.remove_drained(generation, &lease)?
+        {
+            drain.removed += 1;
+            drain.offsets.remove(number);
         }
         Ok(())
     }
 
-    /// Removes a generation that holds nothing new. The ledger drops it with its next commit.
-    fn remove_drained(&self, path: &Path, lease: &Lease<'_>, removed: impl FnOnce()) -> Result<(), Error> {
+    /// Removes a generation that holds nothing new, and says whether it did. The ledger drops it with its next commit.
+    fn remove_drained(&self, generation: &Generation, lease: &Lease<'_>) -> Result<bool, Error> {
         // What it held is in the queue: on the disk too, before its own copy goes.
-        self.file.sync_all().map_err(|error| Error::io(&self.path, "cannot be flushed to disk", error))?;
-        self.sync_directory()?;
-        if lease.is_unbroken() {
-            fs::remove_file(path).map_err(|error| Error::io(path, "cannot be removed", error))?;
-            removed();
+        self.queue.file.sync_all().map_err(|error| Error::io(&self.queue.path, "cannot be flushed to disk", error))?;
+        self.sync_directory("cannot be flushed to disk")?;
+        if !lease.is_unbroken() {
+            return Ok(false);
         }
-        Ok(())
+        fs::remove_file(&generation.path).map_err(|error| Error::io(&generation.path, "cannot be removed", error))?;
+        Ok(true)
     }
 
-    /// Replaces the queue by a new file of these pieces, the drained lines, and one ledger line with these totals.
+    /// Replaces the queue by a new file of one ledger line with these totals, the lines that go on, and the late lines.
     ///
     /// # Errors
     /// If any step fails. The queue is then as it was, unless the message says otherwise.
-    pub(super) fn replace(
+    fn replace(
         self,
         totals: LedgerTotals,
-        pieces: &[Piece],
+        segments: &[Segment],
         drain: &Drain,
         now: Timestamp,
     ) -> Result<Committed, Error> {
         // Never a number that the old ledger lists: should this fail half-way, it would say of our file what it knows of another.
-        let number = drain.highest + 1;
+        let number = drain.highest.checked_add(1).ok_or_else(|| {
+            let what = format!("there is a generation {}, and no higher number", drain.highest);
+            Error::new(ErrorKind::BadData, &self.queue.path, what)
+        })?;
         let mut ledger = Ledger { totals, generations: drain.offsets.clone() };
-        ledger.generations.insert(number, self.end);
-        // Its offset may yet grow, but not the room for its digits.
-        let reserved = self.ledger_line(&ledger, now)?.len() + MAX_DIGITS - self.end.to_string().len();
+        // How much will have been taken over of it is not yet known, but that no number takes more room than this.
+        ledger.generations.insert(number, u64::MAX);
+        let reserved = self.ledger_line(&ledger, now)?.len();
 
-        let bytes = reserved as u64 + pieces.iter().map(|piece| piece.kept_bytes).sum::<u64>() + drain.lines.bytes;
-        self.require_space(bytes)?;
+        let kept: u64 = segments.iter().map(|segment| segment.kept_bytes).sum();
+        self.require_space(reserved as u64 + kept + drain.lines.bytes)?;
         let failed = |error| self.write_error(error);
-        let temporary =
-            Temporary::beside(&self.directory, self.path.file_name().unwrap_or_default()).map_err(failed)?;
+        let name = self.queue.path.file_name().unwrap_or_default();
+        let temporary = Temporary::beside(&self.queue.directory, name).map_err(|error| {
+            Error::io(&self.queue.directory, "cannot be written into, so the queue is left as it was", error)
+        })?;
         let file = temporary.file();
-        let mut at = self.write_pieces(pieces, file, reserved as u64).map_err(failed)?;
+        let mut at = self.write_segments(segments, file, reserved as u64).map_err(failed)?;
         file.sync_data().map_err(failed)?;
 
         // That took its time. What has been appended meanwhile would arrive late, so it goes along if it can.
         let mut end = self.end;
-        for _ in 0..MAX_CYCLES {
-            let size = self.file.metadata().map_err(failed)?.len();
-            let appended = end..last_line_end(&self.file, end..size.max(end)).map_err(failed)?;
+        for _ in 0..MAX_ROUNDS {
+            let size = self.queue.file.metadata().map_err(failed)?.len();
+            let appended = end..last_line_end(&self.queue.file, end..size.max(end)).map_err(failed)?;
             if appended.is_empty() {
                 break;
             }
             end = appended.end;
-            at += copy(&self.file, appended, file, at).map_err(failed)?;
+            at = copy(&self.queue.file, &Segment::kept(appended), file, at).map_err(failed)?;
         }
         for late in &drain.late {
-            at += copy(&late.file, late.range.clone(), file, at).map_err(|error| read_error(&late.path, error))?;
+            let segment = Segment::kept(late.range.clone());
+            at = copy(&late.file, &segment, file, at).map_err(|error| read_error(&late.path, error))?;
             if late.unterminated {
                 file.write_all_at(b"\n", at).map_err(failed)?;
                 at += 1;
@@ -302,158 +464,126 @@ impl<'l> Snapshot<'l> {
         }
         ledger.generations.insert(number, end);
         let mut ledger_line = self.ledger_line(&ledger, now)?;
-        let missing = reserved.saturating_sub(ledger_line.len());
-        ledger_line.insert_str(ledger_line.len() - 1, &" ".repeat(missing));
+        ledger_line.insert_str(ledger_line.len() - 1, &" ".repeat(reserved.saturating_sub(ledger_line.len())));
         file.write_all_at(ledger_line.as_bytes(), 0).map_err(failed)?;
-        attributes::copy(&self.file, file).map_err(failed)?;
+        attributes::copy(&self.queue.file, file).map_err(|error| self.attribute_error(error))?;
         file.sync_all().map_err(failed)?;
         let written = file.metadata().map_err(failed)?;
-        if written.len() != at || ledger_line.len() != reserved {
-            return Err(Error::new(
-                ErrorKind::Io,
-                &self.path,
-                "the new file came out wrong: the queue is left as it was",
-            ));
+        if written.len() != at {
+            let what = "has come out wrong in its new file, and is left as it was: somebody else writes into that";
+            return Err(Error::new(ErrorKind::Io, &self.queue.path, what));
         }
 
-        self.commit(temporary, number)?;
-        Ok(Committed { identity: identity(&written), ledger, ledger_line })
+        let file = Some(self.commit(temporary, number)?);
+        Ok(Committed { file, identity: identity(&written), ledger, ledger_line })
     }
 
     fn ledger_line(&self, ledger: &Ledger, now: Timestamp) -> Result<String, Error> {
         ledger.to_line(now).ok_or_else(|| {
-            let what = "its ledger would be too long to be read again: too many roles, kinds or models with long names";
-            Error::new(ErrorKind::BadData, &self.path, what).advise("give the workers fewer of them")
+            let what = "its ledger would be too long to be read again";
+            Error::new(ErrorKind::BadData, &self.queue.path, what)
+                .advise("give the workers fewer roles, kinds and models, with shorter names")
         })
     }
 
     fn require_space(&self, bytes: u64) -> Result<(), Error> {
-        let available = fs2::available_space(&self.directory)
-            .map_err(|error| Error::io(&self.directory, "cannot be asked for its free space", error))?;
+        let directory = &self.queue.directory;
+        let available = fs2::available_space(directory)
+            .map_err(|error| Error::io(directory, "cannot be asked for its free space", error))?;
         if available < bytes {
             let what = format!(
                 "is left as it was: its new file needs {bytes} bytes, but {} has only {available}",
-                self.directory.display()
+                directory.display()
             );
-            let full = io::ErrorKind::StorageFull.into();
-            return Err(Error::io(&self.path, what, full));
+            return Err(Error::io(&self.queue.path, what, io::ErrorKind::StorageFull.into()));
         }
         Ok(())
     }
 
-    /// Writes the pieces one after the other from `start` on, and returns where they end.
-    fn write_pieces(&self, pieces: &[Piece], to: &File, start: u64) -> io::Result<u64> {
+    /// Writes the segments one after the other from `start` on, and returns where they end.
+    fn write_segments(&self, segments: &[Segment], to: &File, start: u64) -> io::Result<u64> {
         let mut end = start;
-        let places: Vec<(&Piece, u64)> = pieces
+        let places: Vec<(&Segment, u64)> = segments
             .iter()
-            .map(|piece| {
+            .map(|segment| {
                 let at = end;
-                end += piece.kept_bytes;
-                (piece, at)
+                end += segment.kept_bytes;
+                (segment, at)
             })
             .collect();
-        in_parallel(&places, |(piece, at)| copy_kept(&self.file, piece, to, *at))?;
+        in_parallel(&places, |(segment, at)| copy(&self.queue.file, segment, to, *at))?;
         Ok(end)
     }
 
-    /// Makes the temporary file the queue, and the queue the generation `number`.
-    fn commit(&self, temporary: Temporary, number: u64) -> Result<(), Error> {
-        let mut name = OsString::from(stem(&self.path));
-        name.push(format!(".gen.{number}"));
-        let generation = self.path.with_file_name(name);
+    /// Makes the temporary file the queue, and the queue the generation `number`. Returns the new queue's file.
+    fn commit(&self, temporary: Temporary, number: u64) -> Result<File, Error> {
+        let queue = &self.queue;
+        let generation = queue.generation(number);
         // Whatever fails from here on to the rename: the old queue must not keep a second name, but it must keep one.
         let undo = |error: Error| {
-            if fs::symlink_metadata(&self.path).is_ok_and(|queue| identity(&queue) == identity(&self.metadata)) {
+            let of = |path| fs::symlink_metadata(path).ok().map(|metadata| identity(&metadata));
+            if of(&queue.path).is_some() && of(&queue.path) == of(&generation) {
                 drop(fs::remove_file(&generation));
             }
             error
         };
-        fs::hard_link(&self.path, &generation).map_err(|error| self.commit_error(error))?;
+        fs::hard_link(&queue.path, &generation).map_err(|error| self.commit_error(error))?;
         let linked = fs::symlink_metadata(&generation).map_err(|error| undo(read_error(&generation, error)))?;
-        if identity(&linked) != identity(&self.metadata) || !self.lock.is_effective().map_err(undo)? {
-            return Err(undo(read_error(&self.path, io::ErrorKind::NotFound.into())));
+        if identity(&linked) != identity(&queue.metadata) {
+            return Err(undo(read_error(&queue.path, io::ErrorKind::NotFound.into())));
         }
-        self.sync_directory().map_err(undo)?;
-        temporary.persist(&self.path).map_err(|error| undo(self.commit_error(error)))?;
-        self.sync_directory().map_err(|error| {
-            error.advise(
-                "the queue has been replaced and nothing is lost, but a power cut now could bring back the old one",
-            )
-        })
+        if let Some(lock) = self.lock
+            && !lock.is_effective().map_err(undo)?
+        {
+            return Err(undo(read_error(lock.path(), io::ErrorKind::NotFound.into())));
+        }
+        self.sync_directory("cannot be flushed to disk, so the queue is left as it was").map_err(undo)?;
+        let file = temporary.persist(&queue.path).map_err(|error| undo(self.commit_error(error)))?;
+        self.sync_directory(
+            "cannot be flushed to disk: the queue has been replaced, and nothing is lost, but after a power cut the old one could be back",
+        )?;
+        Ok(file)
     }
 
-    fn sync_directory(&self) -> Result<(), Error> {
-        File::open(&self.directory)
+    fn sync_directory(&self, otherwise: &'static str) -> Result<(), Error> {
+        File::open(&self.queue.directory)
             .and_then(|directory| directory.sync_all())
-            .map_err(|error| Error::io(&self.directory, "cannot be flushed to disk", error))
+            .map_err(|error| Error::io(&self.queue.directory, otherwise, error))
     }
 
     fn write_error(&self, error: io::Error) -> Error {
         if error.kind() == io::ErrorKind::UnexpectedEof {
-            return read_error(&self.path, error);
+            return read_error(&self.queue.path, error);
         }
-        Error::io(&self.path, "cannot be rewritten, and is left as it was", error)
+        Error::io(&self.queue.path, "cannot be rewritten, and is left as it was", error)
+    }
+
+    fn attribute_error(&self, error: io::Error) -> Error {
+        let refused = error.kind() == io::ErrorKind::PermissionDenied;
+        let error = Error::io(&self.queue.path, "cannot be rewritten, and is left as it was", error);
+        if refused { error.advise("run this as root, or as the queue's owner") } else { error }
     }
 
     fn commit_error(&self, error: io::Error) -> Error {
         if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::CrossesDevices) {
             let what = "cannot be replaced, and is left as it was: it is a mount point of its own";
-            return Error::io(&self.path, what, error).advise("mount its directory instead");
+            return Error::io(&self.queue.path, what, error).advise("mount its directory instead");
         }
-        Error::io(&self.path, "cannot be replaced, and is left as it was", error)
+        Error::io(&self.queue.path, "cannot be replaced, and is left as it was", error)
     }
-}
-
-/// Replaces the queue again while lines arrive in earlier generations. Returns the ledger, the late lines taken over, and what is left.
-///
-/// # Errors
-/// Like [`Snapshot::replace`].
-pub(super) fn settle(
-    files: &QueueFiles,
-    lock: &ExclusiveLock,
-    mut committed: Committed,
-    now: Timestamp,
-) -> Result<(Ledger, Amount, Vec<Finding>), Error> {
-    let mut late = Amount::default();
-    let mut findings = Vec::new();
-    for cycle in 1..=MAX_CYCLES {
-        let Some(snapshot) = Snapshot::take(files, lock)? else { break };
-        let drain = snapshot.drain(&committed.ledger.generations, Prove::No)?;
-        // Only our own first line is known without reading all others.
-        if drain.is_empty() || !committed.is_still(&snapshot)? {
-            break;
-        }
-        if cycle == MAX_CYCLES {
-            let message = format!(
-                "{} lines have just been appended to earlier generations, where workers do not see them: the next run takes them over",
-                drain.lines.lines
-            );
-            findings.push(Finding { path: files.queue.clone(), line: None, message });
-            break;
-        }
-        late += drain.lines;
-        let range = committed.ledger_line.len() as u64..snapshot.end;
-        let kept_bytes = range.end - range.start;
-        let rest = Piece { range, dropped: LineSet::default(), kept_bytes };
-        committed = snapshot.replace(committed.ledger.totals, &[rest], &drain, now)?;
-    }
-    Ok((committed.ledger, late, findings))
 }
 
 impl Committed {
     /// Whether the snapshot is of the queue that was committed, and begins with its ledger.
     fn is_still(&self, snapshot: &Snapshot<'_>) -> Result<bool, Error> {
         let mut start = vec![0; self.ledger_line.len()];
-        if self.identity != identity(&snapshot.metadata) || snapshot.end < start.len() as u64 {
+        if self.identity != identity(&snapshot.queue.metadata) || snapshot.end < start.len() as u64 {
             return Ok(false);
         }
-        snapshot.file.read_exact_at(&mut start, 0).map_err(|error| read_error(&snapshot.path, error))?;
+        let read = snapshot.queue.file.read_exact_at(&mut start, 0);
+        read.map_err(|error| read_error(&snapshot.queue.path, error))?;
         Ok(start == self.ledger_line.as_bytes())
     }
-}
-
-fn identity(metadata: &Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
 }
 
 /// How many bytes are read at once.
@@ -461,17 +591,17 @@ const BUFFER: usize = 256 * 1024;
 /// After so many bytes their way to the disk begins, so that little is left to be waited for at the end.
 const WRITE_BACK: u64 = 8 * 1024 * 1024;
 
-/// Copies the lines of a piece that go on, which must be as many bytes as planned.
-fn copy_kept(from: &File, piece: &Piece, to: &File, start: u64) -> io::Result<()> {
+/// Copies the lines of a segment that go on, which must be as many bytes as planned, and returns where they end.
+fn copy(from: &File, segment: &Segment, to: &File, start: u64) -> io::Result<u64> {
     let mut output = Output { file: to, at: start, written_back: start };
     let mut kept = Vec::with_capacity(BUFFER);
     let mut line = 0;
-    let mut keeps = !piece.dropped.contains(line);
-    for_each_chunk(from, piece.range.clone(), BUFFER, |chunk| {
+    let mut keeps = !segment.dropped.contains(line);
+    for_each_chunk(from, segment.range.clone(), BUFFER, |chunk| {
         let mut start = 0;
         for newline in memchr::memchr_iter(b'\n', chunk) {
             line += 1;
-            let keeps_next = !piece.dropped.contains(line);
+            let keeps_next = !segment.dropped.contains(line);
             if keeps != keeps_next {
                 if keeps {
                     kept.extend_from_slice(&chunk[start..=newline]);
@@ -487,18 +617,11 @@ fn copy_kept(from: &File, piece: &Piece, to: &File, start: u64) -> io::Result<()
         kept.clear();
         Ok(true)
     })?;
-    if output.at - start != piece.kept_bytes {
+    if output.at - start != segment.kept_bytes {
         // Somebody has rewritten the queue in place, without the lock.
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(())
-}
-
-/// Copies a range, and returns how many bytes it has.
-fn copy(from: &File, range: Range<u64>, to: &File, at: u64) -> io::Result<u64> {
-    let kept_bytes = range.end - range.start;
-    copy_kept(from, &Piece { range, dropped: LineSet::default(), kept_bytes }, to, at)?;
-    Ok(kept_bytes)
+    Ok(output.at)
 }
 
 /// A place in a file that is being written.

@@ -40,33 +40,33 @@ impl Default for ReadOptions {
     }
 }
 
-/// What a pass makes of the lines of one part of a file.
-pub(super) trait Part: Send + Sized {
+/// What a pass makes of the lines of a file, or of a segment of it.
+pub(super) trait Fold: Send + Sized {
     /// Adds the whole lines of a range that begins where a line does.
-    fn add_range(&mut self, file: &File, range: Range<u64>) -> io::Result<()>;
+    fn add_segment(&mut self, file: &File, range: Range<u64>) -> io::Result<()>;
 
     /// Whether the result depends on what came before, so that only one pass over everything can tell.
     fn depends_on_order(&self) -> bool;
 
-    /// Adds the part that follows.
+    /// Adds what follows.
     fn append(&mut self, later: Self);
 }
 
 /// Passes over the first `size` bytes of `file`.
-pub(super) fn scan<P: Part>(
+pub(super) fn scan<F: Fold>(
     file: &File,
     size: u64,
     options: &ReadOptions,
-    new: impl Fn() -> P + Sync,
-) -> io::Result<P> {
+    new: impl Fn() -> F + Sync,
+) -> io::Result<F> {
     let one = |range: &Range<u64>| {
         let mut part = new();
-        part.add_range(file, range.clone()).map(|()| part)
+        part.add_segment(file, range.clone()).map(|()| part)
     };
     let mut parts = in_parallel(&segments(file, size, options)?, one)?.into_iter();
     let Some(mut whole) = parts.next() else { return Ok(new()) };
-    let later: Vec<P> = parts.collect();
-    if later.iter().any(P::depends_on_order) {
+    let later: Vec<F> = parts.collect();
+    if later.iter().any(F::depends_on_order) {
         return one(&(0..size));
     }
     for part in later {

@@ -135,12 +135,13 @@ impl Prometheus {
     /// Waits for the first scrape and asserts that it brought each sample of the file.
     pub(crate) fn assert_has(&self, file: &Samples) {
         let started = Instant::now();
-        while self.query("handoff_exporter_success").is_empty() {
+        // On a busy machine a scrape may time out, and its series are then stale: the last good one counts.
+        while self.query("last_over_time(handoff_exporter_success[5m])").is_empty() {
             assert!(started.elapsed() < PATIENCE, "nothing has been scraped");
             thread::sleep(Duration::from_millis(100));
         }
-        assert_same(&self.query("{__name__=~'handoff_.+'}"), file, "Prometheus");
-        let errors: Vec<f64> = self.query("node_textfile_scrape_error").into_values().collect();
+        assert_same(&self.query("last_over_time({__name__=~'handoff_.+'}[5m])"), file, "Prometheus");
+        let errors: Vec<f64> = self.query("last_over_time(node_textfile_scrape_error[5m])").into_values().collect();
         assert_eq!(errors, [0.0]);
     }
 }

@@ -34,8 +34,14 @@ fuzz_target!(|input: (u8, &[u8])| {
     };
     assert_eq!(fold(usize::from(size) + 1), fold(queue.len().max(1)));
 
-    let policy = Policy { now: parameters.now, older_than: Duration::from_secs(86_400), prices: Prices::default() };
-    let mut plan = Plan::default();
+    let policy = Policy {
+        now: parameters.now,
+        older_than: Duration::from_secs(86_400),
+        roles: Vec::new(),
+        kinds: Vec::new(),
+        prices: Prices::default(),
+    };
+    let mut plan = Plan::new(&policy);
     let (mut before, mut after, mut kept) = (Summary::new(&parameters), Summary::new(&parameters), Vec::new());
     let mut splitter = LineSplitter::new(usize::MAX);
     splitter.push(queue, |line| {
