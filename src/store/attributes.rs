@@ -15,13 +15,14 @@ use rustix::io::Errno;
 pub(super) fn copy(from: &File, to: &File) -> io::Result<()> {
     let wanted = from.metadata()?;
     let is_ours = to.metadata()?;
-    // In this order: a new owner costs a file its set-user-id bits, and the mode must not open it to the wrong group.
+    // In this order, so that the file is at no time open to more than the old one: the owner, whose change costs a file its set-user-id
+    // bits, lists that narrow what the mode alone would allow, and at last the mode, which may keep the owner from giving attributes.
     if (wanted.uid(), wanted.gid()) != (is_ours.uid(), is_ours.gid()) {
         fchown(to, Some(wanted.uid()), Some(wanted.gid()))
             .map_err(|error| named(&format!("its owner, {}:{},", wanted.uid(), wanted.gid()), &error))?;
     }
-    to.set_permissions(Permissions::from_mode(mode(&wanted))).map_err(|error| named("its mode", &error))?;
     copy_extended(from, to)?;
+    to.set_permissions(Permissions::from_mode(mode(&wanted))).map_err(|error| named("its mode", &error))?;
     let given = to.metadata()?;
     if (given.uid(), given.gid(), mode(&given)) != (wanted.uid(), wanted.gid(), mode(&wanted)) {
         return Err(io::Error::other("the file system did not take its owner and mode"));
@@ -44,7 +45,9 @@ fn mode(metadata: &Metadata) -> u32 {
 
 /// Extended attributes, which is also how access control lists are stored.
 fn copy_extended(from: &File, to: &File) -> io::Result<()> {
-    let (wanted, inherited) = (names(from)?, names(to)?);
+    let (mut wanted, inherited) = (names(from)?, names(to)?);
+    // Access control lists last: like the mode, they may keep the owner from giving the others.
+    wanted.sort_by_key(|name| name.to_bytes().starts_with(b"system."));
     for name in inherited.iter().filter(|name| !wanted.contains(name)) {
         // A default access control list of the directory, say.
         fremovexattr(to, name.as_c_str()).map_err(|error| named(&text(name), &error.into()))?;

@@ -12,6 +12,7 @@ pub struct Error {
     line: Option<u64>,
     what: String,
     source: Option<io::Error>,
+    note: Option<&'static str>,
     advice: Option<&'static str>,
 }
 
@@ -29,25 +30,24 @@ pub enum ErrorKind {
 impl Error {
     /// A file can't be read or written, because of `source`.
     pub fn io(path: &Path, what: impl Into<String>, source: io::Error) -> Self {
-        Self {
-            kind: ErrorKind::Io,
-            path: path.to_owned(),
-            line: None,
-            what: what.into(),
-            source: Some(source),
-            advice: None,
-        }
+        Self { source: Some(source), ..Self::new(ErrorKind::Io, path, what) }
     }
 
     /// An error without a deeper cause.
     pub fn new(kind: ErrorKind, path: &Path, what: impl Into<String>) -> Self {
-        Self { kind, path: path.to_owned(), line: None, what: what.into(), source: None, advice: None }
+        Self { kind, path: path.to_owned(), line: None, what: what.into(), source: None, note: None, advice: None }
     }
 
     /// The same with what to do about it.
     #[must_use]
     pub fn advise(self, advice: &'static str) -> Self {
         Self { advice: Some(advice), ..self }
+    }
+
+    /// The same with what has been done all the same. The first to be noted counts.
+    #[must_use]
+    pub fn note(self, note: &'static str) -> Self {
+        Self { note: self.note.or(Some(note)), ..self }
     }
 
     /// The same with the line, from 1.
@@ -78,10 +78,8 @@ impl fmt::Display for Error {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some("make room for it"),
             _ => None,
         };
-        match self.advice.or_else(|| self.source.as_ref().and_then(by_cause)) {
-            Some(advice) => write!(f, ": {advice}"),
-            None => Ok(()),
-        }
+        let advice = self.advice.or_else(|| self.source.as_ref().and_then(by_cause));
+        self.note.iter().chain(&advice).try_for_each(|more| write!(f, ": {more}"))
     }
 }
 

@@ -186,7 +186,9 @@ fn settle(
                 break;
             }
             Err(error) => {
-                rewritten.unsettled = Some(error);
+                let note =
+                    "the queue has been replaced before, and the next run takes over what came too late for that";
+                rewritten.unsettled = Some(error.note(note));
                 break;
             }
         }
@@ -287,8 +289,8 @@ impl<'l> Snapshot<'l> {
     /// # Errors
     /// If that fails, or if the queue is no file that could be replaced.
     fn take(files: &QueueFiles, lock: &'l ExclusiveLock) -> Result<Option<Self>, Error> {
-        let Some(mut snapshot) = Self::of(files, Some(lock))? else { return Ok(None) };
-        let queue = &mut snapshot.queue;
+        let Some(snapshot) = Self::of(files, Some(lock))? else { return Ok(None) };
+        let queue = &snapshot.queue;
         if lock.is_on(&queue.metadata)? {
             let what = "is the queue itself, and a new file would take its place: lock a file of its own";
             return Err(Error::new(ErrorKind::Io, &files.lock, what));
@@ -311,11 +313,16 @@ impl<'l> Snapshot<'l> {
         }
 
         atomic_file::remove_abandoned(&queue.directory, queue.path.file_name().unwrap_or_default());
-        for Generation { path, .. } in queue.generations.extract_if(.., |generation| generation.is_queue) {
-            let failed = |error| Error::io(&path, "a second name of the queue, cannot be removed", error);
-            fs::remove_file(&path).map_err(failed)?;
+        let names =
+            || queue.file.metadata().map(|metadata| metadata.nlink()).map_err(|error| read_error(&queue.path, error));
+        for Generation { path, .. } in queue.generations.iter().filter(|generation| generation.is_queue) {
+            // Mounted as the queue, a generation is its only name.
+            if names()? > 1 {
+                let failed = |error| Error::io(path, "a second name of the queue, cannot be removed", error);
+                fs::remove_file(path).map_err(failed)?;
+            }
         }
-        let names = queue.file.metadata().map_err(|error| read_error(&queue.path, error))?.nlink();
+        let names = names()?;
         if names != 1 {
             let what = format!("has {names} names (hard links), and a new file could take the place of only one");
             return Err(
@@ -390,11 +397,13 @@ impl<'l> Snapshot<'l> {
             drain.lines += Amount { lines: lines + added, bytes: end - offset + added };
             drain.offsets.insert(*number, end);
             drain.late.push(Late { path: path.clone(), file, range, unterminated });
-        } else if let Some(lease) = lease
-            && self.remove_drained(generation, &lease)?
-        {
-            drain.removed += 1;
-            drain.offsets.remove(number);
+        } else if let Some(lease) = lease {
+            if self.remove_drained(generation, &lease)? {
+                drain.removed += 1;
+                drain.offsets.remove(number);
+            } else {
+                drain.findings.push(Finding::new(path, "is kept: somebody has just opened it for writing"));
+            }
         }
         Ok(())
     }
@@ -424,8 +433,8 @@ impl<'l> Snapshot<'l> {
     ) -> Result<Committed, Error> {
         // Never a number that the old ledger lists: should this fail half-way, it would say of our file what it knows of another.
         let number = drain.highest.checked_add(1).ok_or_else(|| {
-            let what = format!("there is a generation {}, and no higher number", drain.highest);
-            Error::new(ErrorKind::BadData, &self.queue.path, what)
+            let what = "has an earlier generation with the largest number there is, which leaves none for the next";
+            Error::new(ErrorKind::BadData, &self.queue.path, what).advise("rename that file, or correct the ledger")
         })?;
         let mut ledger = Ledger { totals, generations: drain.offsets.clone() };
         // How much will have been taken over of it is not yet known, but that no number takes more room than this.
@@ -456,7 +465,10 @@ impl<'l> Snapshot<'l> {
         }
         for late in &drain.late {
             let segment = Segment::kept(late.range.clone());
-            at = copy(&late.file, &segment, file, at).map_err(|error| read_error(&late.path, error))?;
+            at = copy(&late.file, &segment, file, at).map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => read_error(&late.path, error),
+                _ => failed(error),
+            })?;
             if late.unterminated {
                 file.write_all_at(b"\n", at).map_err(failed)?;
                 at += 1;
@@ -539,9 +551,8 @@ impl<'l> Snapshot<'l> {
         }
         self.sync_directory("cannot be flushed to disk, so the queue is left as it was").map_err(undo)?;
         let file = temporary.persist(&queue.path).map_err(|error| undo(self.commit_error(error)))?;
-        self.sync_directory(
-            "cannot be flushed to disk: the queue has been replaced, and nothing is lost, but after a power cut the old one could be back",
-        )?;
+        let note = "the queue has been replaced, and nothing is lost, but a power cut now could bring back the old one";
+        self.sync_directory("cannot be flushed to disk").map_err(|error| error.note(note))?;
         Ok(file)
     }
 
