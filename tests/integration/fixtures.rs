@@ -109,7 +109,7 @@ fn recount(env: &TestEnv, settings: &[Vec<String>]) {
 }
 
 /// Calls Python scripts: for each the file for its output, its path and its arguments.
-fn batch(env: &TestEnv, calls: impl Iterator<Item = Vec<String>>) {
+pub(crate) fn batch(env: &TestEnv, calls: impl Iterator<Item = Vec<String>>) {
     let mut child = env.command(python()).arg(in_tests("workers/batch.py")).stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     for call in calls {
@@ -119,7 +119,7 @@ fn batch(env: &TestEnv, calls: impl Iterator<Item = Vec<String>>) {
     assert!(child.wait().unwrap().success(), "the batch failed: see its output");
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
     for entry in WalkDir::new(from) {
         let entry = entry.unwrap();
         let target = to.join(entry.path().strip_prefix(from).unwrap());

@@ -147,11 +147,16 @@ impl Prometheus {
 }
 
 fn sample(entry: &Value) -> (Series, f64) {
+    let value = entry["value"][1].as_str().and_then(|value| value.parse().ok()).expect("a value is a number in quotes");
+    (series(entry), value)
+}
+
+/// Without the target's labels.
+fn series(entry: &Value) -> Series {
     let mut labels: BTreeMap<String, String> = serde_json::from_value(entry["metric"].clone()).unwrap();
     let name = labels.remove("__name__").unwrap_or_default();
     labels.retain(|label, _| label != "job" && label != "instance");
-    let value = entry["value"][1].as_str().and_then(|value| value.parse().ok()).expect("a value is a number in quotes");
-    (Series { name, labels }, value)
+    Series { name, labels }
 }
 
 /// Asserts that just the file's samples of this project have arrived.
@@ -190,4 +195,33 @@ fn percent_encoded(text: &str) -> String {
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
+}
+
+impl Prometheus {
+    /// Waits until a query gives just this one value.
+    pub(crate) fn wait_for(&self, query: &str, value: f64) {
+        let started = Instant::now();
+        loop {
+            let values: Vec<f64> = self.query(query).into_values().collect();
+            if values.len() == 1 && (values[0] - value).abs() < 1e-6 {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "{query} does not become {value}: {values:?}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The samples, each with its time, that were scraped of a selector's series in the last five minutes.
+    pub(crate) fn scraped(&self, selector: &str) -> BTreeMap<Series, Vec<(f64, f64)>> {
+        let query = percent_encoded(&format!("{selector}[5m]"));
+        let body = self.0.get(&format!("/api/v1/query?query={query}")).unwrap();
+        let answer: Value = serde_json::from_str(&body).unwrap();
+        let result = answer["data"]["result"].as_array().expect("a range gives a matrix");
+        let pair = |pair: &Value| {
+            let value = pair[1].as_str().and_then(|value| value.parse().ok());
+            (pair[0].as_f64().unwrap(), value.expect("a value is a number in quotes"))
+        };
+        let pairs = |entry: &Value| entry["values"].as_array().unwrap().iter().map(pair).collect();
+        result.iter().map(|entry| (series(entry), pairs(entry))).collect()
+    }
 }

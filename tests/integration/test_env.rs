@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -122,8 +122,7 @@ impl TestEnv {
         }
         let copy = self.path("handoff-exporter");
         if !copy.exists() {
-            fs::copy(EXPORTER, &copy).unwrap();
-            fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
+            copy_program(Path::new(EXPORTER), &copy);
         }
         for entry in walkdir::WalkDir::new(self.directory.path()) {
             chown(entry.unwrap().path(), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -173,7 +172,7 @@ pub(crate) fn to_file_under(mut program: Command) -> Command {
     program
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
@@ -263,6 +262,11 @@ impl Background {
         self.child.id()
     }
 
+    /// Writes to the program's standard input.
+    pub(crate) fn say(&mut self, text: &str) {
+        self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
@@ -318,4 +322,64 @@ pub(crate) fn record(id: &str, to: &str, status: &str) -> String {
 /// A small queue: three records, two of them queued.
 pub(crate) fn small_queue() -> String {
     record("a", "researcher", "queued") + &record("b", "researcher", "done") + &record("c", "patcher", "queued")
+}
+
+/// `program`, which takes a command as its last arguments, with `command`.
+pub(crate) fn under(mut program: Command, command: &Command) -> Command {
+    program.arg(command.get_program()).args(command.get_args());
+    program
+}
+
+/// A mount namespace of its own, so that no mount outlives the test. An ordinary user gets one in which they count as root.
+pub(crate) struct MountNamespace {
+    holder: Background,
+    directory: PathBuf,
+}
+
+impl MountNamespace {
+    /// Runs a script, which mounts what it wants, in the test's directory.
+    pub(crate) fn new(env: &TestEnv, script: &str) -> Self {
+        let mut unshare = env.command(tool("unshare", "util-linux"));
+        if !is_root() {
+            unshare.arg("--map-root-user");
+        }
+        let script = format!("set -e\n{script}\necho ready\nexec cat");
+        unshare.args(["--mount", "sh", "-c", &script]);
+        let (holder, _) = Background::spawn_and_wait_for_line(&mut unshare);
+        Self { holder, directory: env.directory.path().to_owned() }
+    }
+
+    /// The same command within.
+    pub(crate) fn inside(&self, env: &TestEnv, command: &Command) -> Command {
+        let mut nsenter = env.command(tool("nsenter", "util-linux"));
+        nsenter.arg(format!("--target={}", self.holder.id())).arg("--mount");
+        if !is_root() {
+            nsenter.args(["--user", "--preserve-credentials"]);
+        }
+        nsenter.arg(format!("--wdns={}", self.directory.display())).arg("--");
+        under(nsenter, command)
+    }
+
+    /// Runs a script within, which must succeed.
+    pub(crate) fn sh(&self, env: &TestEnv, script: &str) -> String {
+        let mut sh = env.command(tool("sh", "dash"));
+        sh.args(["-e", "-c", script]);
+        let run = run(&mut self.inside(env, &sh));
+        assert_eq!(run.code, Some(0), "{script}: {}", run.stderr);
+        String::from_utf8(run.stdout).unwrap()
+    }
+
+    /// A path of the test's directory as it is seen within.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        let within = self.directory.join(name);
+        Path::new("/proc").join(self.holder.id().to_string()).join("root").join(within.strip_prefix("/").unwrap())
+    }
+}
+
+/// Copies a program so that anyone can run it.
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    // Not in this process: a child that another test starts meanwhile would hold the copy open for writing, and nobody can run
+    // such a file.
+    let status = Command::new(tool("install", "coreutils")).arg("--mode=755").args([from, to]).status().unwrap();
+    assert!(status.success(), "{} cannot be copied to {}", from.display(), to.display());
 }
