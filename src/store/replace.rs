@@ -120,8 +120,10 @@ pub(super) fn rewrite(
     plan: impl FnOnce(&File, u64) -> Result<Plan, Error>,
 ) -> Result<Option<Rewritten>, Error> {
     files.require_directory()?;
-    // Where there is no queue, not even a lock file is made.
-    if OpenQueue::open(files)?.is_none() {
+    // Where there is no queue, not even a lock file is made. To open it, the lock must be held.
+    if fs::metadata(&files.queue).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        && OpenQueue::open(files)?.is_none()
+    {
         return Ok(None);
     }
     let lock = ExclusiveLock::acquire(files, lock_timeout)?;
