@@ -15,11 +15,25 @@ use crate::validator::problems;
 
 /// A system call by name and by how many of that name came before it in the run, as strace counts them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Call {
-    name: String,
-    number: usize,
+pub(crate) struct Call {
+    pub(crate) name: String,
+    pub(crate) number: usize,
     /// Its line in the trace.
-    line: String,
+    pub(crate) line: String,
+}
+
+/// The calls in what `strace -f -o` wrote about a process with one thread.
+pub(crate) fn calls_in(trace: &str) -> Vec<Call> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut calls = Vec::new();
+    for line in trace.lines() {
+        let call = line.split_once(' ').unwrap().1.trim_start();
+        let Some((name, _)) = call.split_once('(') else { continue };
+        let count = counts.entry(name.to_owned()).or_default();
+        *count += 1;
+        calls.push(Call { name: name.to_owned(), number: *count, line: call.to_owned() });
+    }
+    calls
 }
 
 /// A directory with the output of an earlier run over an older queue.
@@ -45,16 +59,7 @@ fn calls() -> (Vec<Call>, usize) {
     let (env, _) = scene();
     let run = traced(&env, &[]);
     assert_eq!(run.code, Some(0), "strace(1) must be allowed to trace: {}", run.stderr);
-    let trace = fs::read_to_string(env.path("trace")).unwrap();
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    let mut calls = Vec::new();
-    for line in trace.lines() {
-        let call = line.split_once(' ').unwrap().1.trim_start();
-        let Some((name, _)) = call.split_once('(') else { continue };
-        let count = counts.entry(name.to_owned()).or_default();
-        *count += 1;
-        calls.push(Call { name: name.to_owned(), number: *count, line: call.to_owned() });
-    }
+    let calls = calls_in(&fs::read_to_string(env.path("trace")).unwrap());
     let start = calls.iter().position(|call| call.line.contains(".handoff.prom.") && call.line.contains("O_CREAT"));
     (calls, start.expect("the run makes a temporary file beside the target"))
 }

@@ -172,6 +172,7 @@ pub(crate) fn to_file_under(mut program: Command) -> Command {
     program
 }
 
+/// Whether root runs the tests.
 pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
@@ -382,4 +383,29 @@ pub(crate) fn copy_program(from: &Path, to: &Path) {
     // such a file.
     let status = Command::new(tool("install", "coreutils")).arg("--mode=755").args([from, to]).status().unwrap();
     assert!(status.success(), "{} cannot be copied to {}", from.display(), to.display());
+}
+
+/// The series that must never fall, whatever compaction does.
+pub(crate) fn counters(mut samples: Samples) -> Samples {
+    samples.retain(|series, _| ["_total", "_bucket", "_count", "_sum"].iter().any(|end| series.name.ends_with(end)));
+    samples
+}
+
+/// The names in a directory, sorted.
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<String> = fs::read_dir(directory).unwrap().map(name).collect();
+    names.sort();
+    names
+}
+
+/// The beginning and the end of a line, for messages.
+pub(crate) fn shortened(line: &str) -> String {
+    if line.len() < 200 { line.to_owned() } else { format!("{} … {}", &line[..100], &line[line.len() - 60..]) }
+}
+
+/// Says how much a test has tried, which `cargo test -- --show-output` shows.
+#[expect(clippy::print_stdout, reason = "it is the test's output")]
+pub(crate) fn tell(what: &str) {
+    println!("{what}");
 }
