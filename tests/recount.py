@@ -39,7 +39,7 @@ FIELDS = {"id", "ts", "kind", "from", "to", "payload", "status", "protocol_versi
           "run_id", "correlation_id", "parent", "owner", "result"}
 MAX_VALUES = 50
 MAX_LABEL = 128
-LEDGER_STARTS = b'{"id":"ledger",', b'{"from":"handoff","id":"ledger",'
+LEDGER_ID = b'"id":"ledger",'
 LEDGER_LINE = 5 << 20
 LEDGER_PAYLOAD = 4 << 20
 
@@ -495,8 +495,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def begins_like_ledger(line):
-    start = line.removeprefix(b"\xef\xbb\xbf")[:64]
-    return start.translate(None, b" \t\n\r\f").startswith(LEDGER_STARTS)
+    return LEDGER_ID in line[:64].translate(None, b" \t\n\r\f")
 
 
 def is_blank(line):

@@ -1,7 +1,7 @@
 //! What all command lines share.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use bytesize::ByteSize;
@@ -140,6 +140,18 @@ pub(super) struct Textfile {
 }
 
 impl Textfile {
+    /// Makes sure that the metrics don't take the place of the queue or its lock.
+    pub(super) fn keep_apart(&self, file_name: &str, common: &Common, mut command: Command) -> Result<(), clap::Error> {
+        let real = |path: &Path| path.canonicalize().ok();
+        let target = real(&self.textfile_dir.join(file_name));
+        let files = common.files(None);
+        if target.is_some() && [&files.queue, &files.lock].into_iter().any(|path| real(path) == target) {
+            let message = "--textfile-dir would have the metrics replace the queue or its lock";
+            return Err(command.error(UsageError::ArgumentConflict, message));
+        }
+        Ok(())
+    }
+
     /// The value that a metric without labels had in the last output; `None` if there was none.
     pub(super) fn previous(&self, file_name: &str, metric: &str) -> Result<Option<f64>, Error> {
         let line = find_line(&self.textfile_dir.join(file_name), metric)?;

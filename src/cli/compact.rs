@@ -87,6 +87,7 @@ fn parse() -> Result<(Arguments, bool), clap::Error> {
     let wants_metrics = !args::is_default(&matches, "textfile_dir");
     let mut arguments = Arguments::from_arg_matches_mut(&mut matches)?;
     arguments.common.prefer(verbose, quiet);
+    arguments.textfile.keep_apart(FILE_NAME, &arguments.common, Arguments::command())?;
     Ok((arguments, wants_metrics))
 }
 
@@ -174,19 +175,21 @@ fn in_words(arguments: &Arguments, outcome: &Outcome) -> String {
     let age = humantime::format_duration(arguments.older_than);
     let mut words = match plan.removed.lines {
         0 => format!("nothing to remove that was done for longer than {age}"),
-        records => format!("removed {records} records done for longer than {age}, {}", size(plan.removed.bytes)),
+        records => {
+            format!("removed {} done for longer than {age}, {}", count(records, "record"), size(plan.removed.bytes))
+        }
     };
-    let _ = write!(words, "; kept {} lines, {}", plan.kept.lines, size(plan.kept.bytes));
+    let _ = write!(words, "; kept {}, {}", count(plan.kept.lines, "line"), size(plan.kept.bytes));
     for (index, (reason, lines)) in plan.reasons.iter().enumerate() {
         let separator = if index == 0 { ": " } else { ", " };
         let _ = write!(words, "{separator}{lines} {}", words_for(*reason));
     }
     let Rewritten { late, removed_generations, .. } = outcome.rewritten;
     if late.lines > 0 {
-        let _ = write!(words, "; took over {} late lines", late.lines);
+        let _ = write!(words, "; took over {}", count(late.lines, "late line"));
     }
     if removed_generations > 0 {
-        let _ = write!(words, "; removed {removed_generations} drained generations");
+        let _ = write!(words, "; removed {}", count(removed_generations, "drained generation"));
     }
     words
 }
@@ -195,9 +198,10 @@ fn in_words(arguments: &Arguments, outcome: &Outcome) -> String {
 fn text(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
     let plan = &outcome.plan;
     let limit = now.before(arguments.older_than);
-    let mut text = format!("{}: {} lines\n", arguments.common.queue.display(), plan.lines());
-    let _ = writeln!(text, "remove {} records, {}: done before {limit}", plan.removed.lines, size(plan.removed.bytes));
-    let _ = write!(text, "keep {} lines, {}", plan.kept.lines, size(plan.kept.bytes));
+    let mut text = format!("{}: {}\n", arguments.common.queue.display(), count(plan.lines(), "line"));
+    let (removed, kept) = (count(plan.removed.lines, "record"), count(plan.kept.lines, "line"));
+    let _ = writeln!(text, "remove {removed}, {}: done before {limit}", size(plan.removed.bytes));
+    let _ = write!(text, "keep {kept}, {}", size(plan.kept.bytes));
     if let Some(oldest) = plan.oldest_kept {
         let _ = write!(text, ", the oldest record from {oldest}");
     }
@@ -206,10 +210,11 @@ fn text(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
         let _ = writeln!(text, "{lines:>10}  {}", words_for(*reason));
     }
     if plan.ledgers.lines > 0 {
-        let _ = writeln!(text, "renew the ledger, {} of these lines", plan.ledgers.lines);
+        let _ = writeln!(text, "renew {} that holds the ledger", count(plan.ledgers.lines, "line"));
     }
     if outcome.rewritten.late.lines > 0 {
-        let _ = writeln!(text, "take over {} lines that reached earlier generations", outcome.rewritten.late.lines);
+        let late = count(outcome.rewritten.late.lines, "late line");
+        let _ = writeln!(text, "take over {late} from earlier generations");
     }
     text
 }
@@ -259,6 +264,10 @@ fn words_for(reason: Reason) -> String {
         Reason::Recent => "done more recently".to_owned(),
         Reason::ContradictoryTimes => "done before they began".to_owned(),
     }
+}
+
+fn count(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 fn size(bytes: u64) -> String {

@@ -79,6 +79,9 @@ fn parse() -> Result<Arguments, clap::Error> {
     // What the command line says wins over a variable that says the opposite.
     arguments.stdout &= !to_directory;
     arguments.common.prefer(verbose, quiet);
+    if !arguments.stdout {
+        arguments.textfile.keep_apart(FILE_NAME, &arguments.common, Arguments::command())?;
+    }
     Ok(arguments)
 }
 

@@ -363,7 +363,9 @@ mod tests {
         assert!(is_ledger(r#"{"id":"ledger","ts":17"#));
         assert!(is_ledger("\u{feff} { \"id\" : \"ledger\" , \"ts\": 17"));
         assert!(is_ledger(r#"{"from": "handoff", "id": "ledger", "kind": "led"#));
+        assert!(is_ledger(r#"x"id":"ledger","ts":17"#));
         assert!(!is_ledger(r#"{"id":"ledgers","ts":17"#));
+        assert!(!is_ledger(&format!("{{\"x\":\"{}\",\"id\":\"ledger\",", "x".repeat(64))));
         assert!(!is_ledger(r#"{"id":"1","ts":17"#));
         assert!(!is_ledger("{}"));
     }

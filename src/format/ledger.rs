@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::histogram::Histogram;
-use super::json::{self, Document};
+use super::json::Document;
 use super::malformed::{Malformed, Reason};
 use super::money::Usd;
 use super::spend::Tokens;
@@ -22,14 +22,12 @@ pub const MAX_LEDGER_LINE: usize = 5 * 1024 * 1024;
 /// So many bytes of a line tell whether it begins like a ledger.
 pub const LEDGER_START: usize = 64;
 
-/// Whether a line begins like a ledger: as the tools write it, or as a worker does that writes every line anew.
+/// Whether a line begins like a ledger: as the tools write it, as a worker does that writes every line anew, or damaged.
 #[must_use]
 pub fn begins_like_ledger(line: &[u8]) -> bool {
-    let start = line.strip_prefix(json::BYTE_ORDER_MARK.as_bytes()).unwrap_or(line);
-    let start = &start[..start.len().min(LEDGER_START)];
+    let start = &line[..line.len().min(LEDGER_START)];
     let without_space: Vec<u8> = start.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
-    // The second one with its keys sorted.
-    [&br#"{"id":"ledger","#[..], br#"{"from":"handoff","id":"ledger","#].iter().any(|it| without_space.starts_with(it))
+    memchr::memmem::find(&without_space, br#""id":"ledger","#).is_some()
 }
 
 /// A ledger line's payload.

@@ -95,9 +95,7 @@ pub(super) fn remove_abandoned(directory: &Path, name: &OsStr) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let is_temporary =
-            name.as_bytes().starts_with(prefix.as_bytes()) && name.as_bytes().ends_with(SUFFIX.as_bytes());
-        if is_temporary
+        if is_temporary(name.as_bytes(), prefix.as_bytes())
             && entry.file_type().is_ok_and(|kind| kind.is_file())
             && let Ok(file) = File::open(entry.path())
             && fs2::FileExt::try_lock_exclusive(&file).is_ok()
@@ -105,4 +103,15 @@ pub(super) fn remove_abandoned(directory: &Path, name: &OsStr) {
             drop(fs::remove_file(entry.path()));
         }
     }
+}
+
+/// Whether a name is one that [`Temporary::beside`] gives: the prefix, a process, a dot, something random, the suffix.
+fn is_temporary(name: &[u8], prefix: &[u8]) -> bool {
+    let middle = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
+    middle.and_then(|middle| std::str::from_utf8(middle).ok()?.split_once('.')).is_some_and(|(process, random)| {
+        !process.is_empty()
+            && process.bytes().all(|byte| byte.is_ascii_digit())
+            && !random.is_empty()
+            && random.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    })
 }

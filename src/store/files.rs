@@ -132,27 +132,37 @@ impl OpenQueue {
 }
 
 impl Generation {
-    /// Opens it for reading; `None` if it can't be what it seems, or has just been removed.
+    /// Opens it for reading.
     ///
-    /// A queue's directory may belong to another user than the one who runs a tool, so it is not followed anywhere else: what is read
-    /// here gets into the queue.
-    pub(super) fn open(&self, queue: &Metadata) -> Result<Option<File>, Error> {
+    /// # Errors
+    /// If it can't be opened, or can't be what it seems. A queue's directory may belong to another user than the one who runs a tool, and
+    /// what is read here gets into the queue: so it is no link to anywhere else.
+    pub(super) fn open(&self, queue: &Metadata) -> Result<File, Error> {
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&self.path);
         let file = match opened {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             // A symbolic link, or a socket.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => return Ok(None),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => return Err(self.foreign()),
             Err(error) => return Err(Error::io(&self.path, "cannot be opened", error)),
         };
         let metadata = file.metadata().map_err(|error| read_error(&self.path, error))?;
-        let is_ours = metadata.is_file() && metadata.dev() == queue.dev() && metadata.uid() == queue.uid();
-        Ok(is_ours.then_some(file))
+        let may_be_ours = metadata.is_file() && metadata.dev() == queue.dev() && metadata.nlink() == 1;
+        if may_be_ours { Ok(file) } else { Err(self.foreign()) }
     }
 
-    /// What to say of one that can't be opened.
-    pub(super) fn finding(&self) -> Finding {
-        Finding::new(&self.path, "is no regular file of the queue's owner, so no generation of the queue: left alone")
+    fn foreign(&self) -> Error {
+        let what = "cannot be the generation that the queue's ledger lists: that is a regular file with one name";
+        Error::new(ErrorKind::Io, &self.path, what).advise("put the generation back, or move this away if it is lost")
+    }
+
+    /// What to say of one that the ledger doesn't list.
+    pub(super) fn unlisted(&self, has_ledger: bool) -> Finding {
+        let message = if has_ledger {
+            "a generation that the queue's ledger does not list: not read, never deleted: remove it if the queue has all its lines"
+        } else {
+            "a generation, but the queue has no ledger that lists it: not read, never deleted: if the ledger has been lost, what was removed is missing from all counters"
+        };
+        Finding::new(&self.path, message)
     }
 }
 

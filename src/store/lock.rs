@@ -1,6 +1,6 @@
 //! The lock that guards the queue: `flock(2)` on a file of its own.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -84,12 +84,6 @@ impl ExclusiveLock {
     /// If that can't be found out.
     pub(super) fn is_effective(&self) -> Result<bool, Error> {
         is_still_at(&self.file, &self.path)
-    }
-
-    /// Whether it is this file that is locked.
-    pub(super) fn is_on(&self, file: &Metadata) -> Result<bool, Error> {
-        let locked = self.file.metadata().map_err(|error| Error::io(&self.path, "cannot be examined", error))?;
-        Ok(identity(&locked) == identity(file))
     }
 
     /// The lock file's name.

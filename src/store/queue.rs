@@ -156,11 +156,17 @@ impl<'a> Scan<'a> {
     /// `skipped` of its own were not read.
     fn take_malformed(&mut self, path: &Path, before: u64, skipped: u64) {
         for MalformedLine { line, malformed } in self.summary.first_malformed.drain(..) {
-            let (reason, detail) = (malformed.reason.as_str(), malformed.detail);
+            let (reason, detail) = (malformed.reason.as_str(), &malformed.detail);
             self.findings.push(Finding {
                 path: path.to_owned(),
                 line: Some(line - before + skipped),
-                message: format!("malformed line ({reason}): {detail}: kept as it is, but counted as no record"),
+                message: if malformed.is_ledger {
+                    format!(
+                        "unreadable ledger ({reason}): {detail}: what compaction removed is missing from all counters"
+                    )
+                } else {
+                    format!("malformed line ({reason}): {detail}: kept as it is, but counted as no record")
+                },
             });
         }
     }
@@ -174,13 +180,10 @@ impl<'a> Scan<'a> {
             let failed = |error| read_error(path, error);
             count += 1;
             let Some(&offset) = self.summary.generations.get(&generation.number) else {
-                unlisted.push(path);
+                unlisted.push(generation);
                 continue;
             };
-            let Some(file) = generation.open(&queue.metadata)? else {
-                self.findings.push(generation.finding());
-                continue;
-            };
+            let file = generation.open(&queue.metadata)?;
             let size = file.metadata().map_err(failed)?.len();
             if offset > size {
                 let message =
@@ -196,13 +199,12 @@ impl<'a> Scan<'a> {
                 self.take_malformed(path, before, skipped);
             }
         }
-        if let [path, more @ ..] = unlisted.as_slice() {
-            let which = match more.len() {
-                0 => "a generation".to_owned(),
-                more => format!("this and {more} more generations"),
-            };
-            let message = format!("{which} that the queue's ledger does not list: not read, never deleted");
-            self.findings.push(Finding::new(path, message));
+        if let [first, more @ ..] = unlisted.as_slice() {
+            self.findings.push(first.unlisted(!self.summary.generations.is_empty()));
+            if !more.is_empty() {
+                let message = format!("and {} more like it", more.len());
+                self.findings.push(Finding::new(&first.path, message));
+            }
         }
         Ok(count)
     }

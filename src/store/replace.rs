@@ -161,9 +161,18 @@ pub(super) fn preview(
     let look = || {
         let Some(snapshot) = Snapshot::of(files, None)? else { return Ok(None) };
         let plan = plan(&snapshot.queue.file, snapshot.end)?;
-        let drain = snapshot.drain(&plan.ledger.generations, Prove::No)?;
-        let (ledger, late, findings) = (plan.ledger, drain.lines, drain.findings);
-        Ok(Some(Rewritten { ledger, late, findings, ..Rewritten::default() }))
+        let Drain { lines: late, mut findings, late: lines, .. } =
+            snapshot.drain(&plan.ledger.generations, Prove::No)?;
+        let kept = plan.segments.iter().map(|segment| segment.kept_bytes).sum::<u64>() + late.bytes;
+        let second_names = snapshot.queue.generations.iter().filter(|generation| generation.is_queue).count() as u64;
+        let would_refuse = [
+            snapshot.require_replaceable(files),
+            snapshot.require_names(1 + second_names),
+            if plan.changes || !lines.is_empty() { snapshot.require_space(kept) } else { Ok(()) },
+        ];
+        let refusals = would_refuse.into_iter().filter_map(Result::err);
+        findings.extend(refusals.map(|error| Finding::new(&files.queue, format!("a run would refuse: {error}"))));
+        Ok(Some(Rewritten { ledger: plan.ledger, late, findings, ..Rewritten::default() }))
     };
     lock::shared(&files.lock, lock_timeout, look).map(|(rewritten, _)| rewritten)
 }
@@ -293,15 +302,7 @@ impl<'l> Snapshot<'l> {
     fn take(files: &QueueFiles, lock: &'l ExclusiveLock) -> Result<Option<Self>, Error> {
         let Some(snapshot) = Self::of(files, Some(lock))? else { return Ok(None) };
         let queue = &snapshot.queue;
-        if lock.is_on(&queue.metadata)? {
-            let what = "is the queue itself, and a new file would take its place: lock a file of its own";
-            return Err(Error::new(ErrorKind::Io, &files.lock, what));
-        }
-        if let Some(other) = queue.other_lock(files) {
-            let what = format!("there is another lock, {}: workers that use it are not kept out", other.display());
-            return Err(Error::new(ErrorKind::Io, &files.lock, what)
-                .advise("make all use the queue by the same name, and remove the lock that nobody uses"));
-        }
+        snapshot.require_replaceable(files)?;
         // A run that uses another lock, against all rules, is kept out by this one. It is on the file that it would replace.
         match uninterrupted(|| fs2::FileExt::try_lock_exclusive(&queue.file)) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -324,14 +325,33 @@ impl<'l> Snapshot<'l> {
                 fs::remove_file(path).map_err(failed)?;
             }
         }
-        let names = names()?;
-        if names != 1 {
-            let what = format!("has {names} names (hard links), and a new file could take the place of only one");
-            return Err(
-                Error::new(ErrorKind::Io, &queue.path, what).advise("remove the others: find -samefile lists them")
-            );
-        }
+        snapshot.require_names(1)?;
         Ok(Some(snapshot))
+    }
+
+    /// Makes sure that nobody would be left behind by a replacement.
+    fn require_replaceable(&self, files: &QueueFiles) -> Result<(), Error> {
+        if fs::metadata(&files.lock).is_ok_and(|lock| identity(&lock) == identity(&self.queue.metadata)) {
+            let what = "is the queue itself, and a new file would take its place: lock a file of its own";
+            return Err(Error::new(ErrorKind::Io, &files.lock, what));
+        }
+        if let Some(other) = self.queue.other_lock(files) {
+            let what = format!("there is another lock, {}: workers that use it are not kept out", other.display());
+            return Err(Error::new(ErrorKind::Io, &files.lock, what)
+                .advise("make all use the queue by the same name, and remove the lock that nobody uses"));
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the queue has so many names.
+    fn require_names(&self, expected: u64) -> Result<(), Error> {
+        let path = &self.queue.path;
+        let names = self.queue.file.metadata().map_err(|error| read_error(path, error))?.nlink();
+        if names != expected {
+            let what = format!("has {names} names (hard links), and a new file could take the place of only one");
+            return Err(Error::new(ErrorKind::Io, path, what).advise("remove the others: find -samefile lists them"));
+        }
+        Ok(())
     }
 
     /// Takes a snapshot and changes nothing.
@@ -355,8 +375,7 @@ impl<'l> Snapshot<'l> {
             if let Some(&offset) = offsets.get(&generation.number) {
                 self.drain_one(generation, offset, prove, &mut drain)?;
             } else {
-                let message = "a generation that the queue's ledger does not list: left alone";
-                drain.findings.push(Finding::new(&generation.path, message));
+                drain.findings.push(generation.unlisted(!offsets.is_empty()));
             }
         }
         Ok(drain)
@@ -367,10 +386,7 @@ impl<'l> Snapshot<'l> {
         let failed = |error| read_error(path, error);
         // As it was, until it turns out what else to do.
         drain.offsets.insert(*number, offset);
-        let Some(file) = generation.open(&self.queue.metadata)? else {
-            drain.findings.push(generation.finding());
-            return Ok(());
-        };
+        let file = generation.open(&self.queue.metadata)?;
         // The lease first: only what is read after it can be all that there will ever be.
         let lease = match prove {
             Prove::No => None,
@@ -457,8 +473,7 @@ impl<'l> Snapshot<'l> {
         // That took its time. What has been appended meanwhile would arrive late, so it goes along if it can.
         let mut end = self.end;
         for _ in 0..MAX_ROUNDS {
-            let size = self.queue.file.metadata().map_err(failed)?.len();
-            let appended = end..last_line_end(&self.queue.file, end..size.max(end)).map_err(failed)?;
+            let appended = end..last_line_end(&self.queue.file, end..self.size_from(end)?).map_err(failed)?;
             if appended.is_empty() {
                 break;
             }
@@ -488,8 +503,19 @@ impl<'l> Snapshot<'l> {
             return Err(Error::new(ErrorKind::Io, &self.queue.path, what));
         }
 
+        self.size_from(end)?;
         let file = Some(self.commit(temporary, number)?);
         Ok(Committed { file, identity: identity(&written), ledger, ledger_line })
+    }
+
+    /// The queue's size, which was `end` at least.
+    ///
+    /// # Errors
+    /// If somebody has cut it in place, without the lock.
+    fn size_from(&self, end: u64) -> Result<u64, Error> {
+        let failed = |error| read_error(&self.queue.path, error);
+        let size = self.queue.file.metadata().map_err(failed)?.len();
+        if size < end { Err(failed(io::ErrorKind::UnexpectedEof.into())) } else { Ok(size) }
     }
 
     fn ledger_line(&self, ledger: &Ledger, now: Timestamp) -> Result<String, Error> {
@@ -502,12 +528,14 @@ impl<'l> Snapshot<'l> {
 
     fn require_space(&self, bytes: u64) -> Result<(), Error> {
         let directory = &self.queue.directory;
-        let available = fs2::available_space(directory)
+        let space = fs2::statvfs(directory)
             .map_err(|error| Error::io(directory, "cannot be asked for its free space", error))?;
-        if available < bytes {
+        // Some file systems in memory have no size at all.
+        if space.available_space() < bytes && space.total_space() > 0 {
             let what = format!(
-                "is left as it was: its new file needs {bytes} bytes, but {} has only {available}",
-                directory.display()
+                "is left as it was: its new file needs {bytes} bytes, but {} has only {}",
+                directory.display(),
+                space.available_space()
             );
             return Err(Error::io(&self.queue.path, what, io::ErrorKind::StorageFull.into()));
         }
@@ -541,7 +569,12 @@ impl<'l> Snapshot<'l> {
             }
             error
         };
-        fs::hard_link(&queue.path, &generation).map_err(|error| self.commit_error(error))?;
+        fs::hard_link(&queue.path, &generation).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported => self
+                .commit_error(error)
+                .advise("its file system must have hard links, and this user must be allowed to make one of it"),
+            _ => self.commit_error(error),
+        })?;
         let linked = fs::symlink_metadata(&generation).map_err(|error| undo(read_error(&generation, error)))?;
         if identity(&linked) != identity(&queue.metadata) {
             return Err(undo(read_error(&queue.path, io::ErrorKind::NotFound.into())));

@@ -944,6 +944,45 @@ fn names_with_series_of_their_own_keep_their_counters_after_a_flood_of_others() 
     assert_same_counters(&before, &place.metrics(NOW, &NONE), "");
 }
 
+/// Long enough for a thread to read each half. The second one shows other names than the first beside some of the same: so few that it has
+/// room for all of them, though both together do not, or too many for itself.
+#[test]
+fn a_queue_that_several_threads_read_is_compacted_as_by_one() {
+    for names in [45, 60] {
+        let env = TestEnv::new();
+        let (mut numbers, mut queue, mut stays) = (Numbers(7), String::new(), String::new());
+        let filler = "x".repeat(5_500);
+        for n in 0..2_000_u64 {
+            let name = if n < 1_000 { numbers.below(40) } else { 80 - numbers.below(names) };
+            // Some names never have a record that goes.
+            let goes = name % 7 != 0 && numbers.below(2) == 0;
+            let line = format!(
+                r#"{{"id":"{n}","ts":{},"kind":"kind-{}","from":"a","to":"role-{name}","payload":{{"a":"{filler}"}},"status":"done","spend":{{"model":"model-{name}","cost_usd":0.1,"output_tokens":{n}}}}}"#,
+                if goes { OLD } else { RECENT },
+                n % 3,
+            ) + "\n";
+            queue += &line;
+            if !goes {
+                stays += &line;
+            }
+        }
+        assert!(queue.len() > 2 * 5 * 1024 * 1024, "the queue is too short for two threads");
+        let place = Place::new(&env, "queue", &queue);
+        let before = place.metrics(NOW, &NONE);
+        let plan = place.compact(NOW, &NONE);
+        assert_bytes(&place.split().1, stays.as_bytes(), "the lines that stay");
+        assert_eq!(plan["lines"], 2_000);
+        assert_eq!(plan["kept"]["bytes"], stays.len());
+        let removed = json!({ "records": 2_000 - stays.lines().count(), "bytes": queue.len() - stays.len() });
+        assert_eq!(plan["removed"], removed);
+        assert!(place.read("queue.gen.1") == queue.as_bytes(), "the old file has changed");
+        let after = place.metrics(NOW, &NONE);
+        assert_same_counters(&before, &after, "");
+        assert_gauges(&before, &after, records_removed(&plan), "");
+        assert_eq!(after.labels("role").len(), 51, "there are too few names to try the bound");
+    }
+}
+
 // ------------------------------------------------------------------------------------------------- what broke others
 
 /// Compacts these lines between records that go and stay: they must stay byte for byte, for these reasons, and nothing else may happen.
@@ -1270,7 +1309,7 @@ fn a_dry_run_leaves_even_litter_and_locks_alone_and_tells_what_the_run_will_do()
     fs::write(place.path("queue.gen.4"), "long\n").unwrap();
     fs::write(place.path("queue.gen.5"), "strange\n").unwrap();
     fs::hard_link(place.path("queue.jsonl"), place.path("queue.gen.6")).unwrap();
-    fs::write(place.path(".queue.jsonl.abcdef.tmp"), "half").unwrap();
+    fs::write(place.path(".queue.jsonl.4711.a1B2c3.tmp"), "half").unwrap();
     let before = place.state();
     let preview = place.compact(NOW, &["--dry-run"]);
     assert_unchanged(&before, &place.state(), "--dry-run");
@@ -1296,7 +1335,7 @@ fn what_a_dry_run_prints_for_people_changes_nothing_either() {
     let before = place.state();
     let run = run(env.compact().current_dir(env.path("queue")).arg("--dry-run"));
     assert_eq!(run.code, Some(0), "{}", run.stderr);
-    assert!(String::from_utf8(run.stdout).unwrap().contains("remove 1 records"));
+    assert!(String::from_utf8(run.stdout).unwrap().contains("remove 1 record,"));
     assert_unchanged(&before, &place.state(), "--dry-run");
 }
 

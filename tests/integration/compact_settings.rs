@@ -186,6 +186,27 @@ fn wrong_usage_is_refused_before_anything_is_done() {
 }
 
 #[test]
+fn metrics_never_take_the_place_of_the_queue_or_its_lock() {
+    for (tool, file) in [("compact", "handoff_compact.prom"), ("exporter", "handoff.prom")] {
+        for flag in ["--queue", "--lock"] {
+            let env = env_with_queue();
+            let contents = if flag == "--queue" { queue() } else { String::new() };
+            env.write(&format!("textfile/{file}"), &contents);
+            let mut command = if tool == "compact" { env.bare_compact() } else { env.bare_exporter() };
+            if flag == "--lock" {
+                command.args(["--queue", "queue.jsonl"]);
+            }
+            command.args([flag, &format!("./textfile/../textfile/{file}"), "--textfile-dir", "textfile"]);
+            let run = run(&mut command);
+            assert_eq!(run.code, Some(2), "{tool} {flag}: {}", run.stderr);
+            assert!(run.stderr.contains("would have the metrics replace the queue"), "{}", run.stderr);
+            assert_eq!(fs::read_to_string(env.path(format!("textfile/{file}"))).unwrap(), contents, "{tool} {flag}");
+            assert_eq!(fs::read_to_string(env.path("queue.jsonl")).unwrap(), queue(), "{tool} {flag}");
+        }
+    }
+}
+
+#[test]
 fn wrong_variables_are_wrong_usage_too() {
     for (name, value) in [
         ("HANDOFF_OLDER_THAN", "14"),
@@ -440,7 +461,7 @@ fn the_summary_says_how_many_of_what_and_why() {
     let expected =
         format!("queue.jsonl: nothing to remove that was done for longer than 14days; kept {KEPT_LINES} lines, ");
     assert!(
-        again.stderr.contains(&expected) && again.stderr.ends_with("; removed 1 drained generations\n"),
+        again.stderr.contains(&expected) && again.stderr.ends_with("; removed 1 drained generation\n"),
         "{}",
         again.stderr
     );

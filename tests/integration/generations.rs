@@ -73,7 +73,7 @@ fn an_unlisted_generation_is_reported_and_not_counted() {
     let env = TestEnv::new();
     env.write("queue.jsonl", ledger("") + &record("live", "researcher", "queued"));
     env.write("queue.gen.3", record("stray", "researcher", "queued"));
-    assert_counts(&env, 1.0, 1.0, &["queue.gen.3: a generation that the queue's ledger does not list: not read"]);
+    assert_counts(&env, 1.0, 1.0, &["queue.gen.3: a generation, but the queue has no ledger that lists it: not read"]);
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn whatever_else_is_named_like_a_generation_stops_no_run() {
     env.write("queue.gen.x", "");
     let run = run(&mut env.to_stdout());
     assert_eq!(run.code, Some(0), "{}", run.stderr);
-    assert!(run.stderr.contains("queue.gen.5: this and 1 more generations"), "{}", run.stderr);
-    assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
+    assert!(run.stderr.contains("queue.gen.5: and 1 more like it"), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 2, "{}", run.stderr);
 }
 
 #[test]
