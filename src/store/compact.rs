@@ -69,7 +69,7 @@ fn judge(
         let what = format!("the ledger cannot be read ({}), so nothing may be rewritten", fault.malformed.detail);
         return Err(Error::new(ErrorKind::BadData, &files.queue, what)
             .at_line(fault.line)
-            .advise("restore the line from an earlier generation or a backup"));
+            .advise("mend it as the README says of a damaged ledger; without it, counters start again"));
     }
     let rewrite = replace::Plan { ledger: plan.ledger(), segments, changes: plan.removed.lines > 0 };
     Ok((plan, rewrite))

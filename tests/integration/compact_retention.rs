@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::exposition::{Samples, differences, parse, sum, value};
 use crate::fixtures::{batch, copy_folder};
 use crate::hostile_labels::flood;
-use crate::test_env::{NOW, Run, TestEnv, in_tests, run};
+use crate::test_env::{NOW, Run, TestEnv, in_tests, python, run};
 
 const LEDGER_START: &[u8] = b"{\"id\":\"ledger\",";
 /// Old enough to go at `NOW`, if done.
@@ -1585,4 +1585,52 @@ fn the_highest_number_of_a_generation_stops_no_run_with_a_crash() {
             assert_unchanged(&before, &after, &place.name);
         }
     }
+}
+
+// What the README tells operators to do.
+
+/// The script of the README that brings done records back from a generation.
+fn undo(env: &TestEnv, before: &str, queue: &str) {
+    let readme = fs::read_to_string(in_tests("../README.md")).unwrap();
+    let (_, script) = readme.split_once("<<'END'\n").expect("the README has a script");
+    let (script, _) = script.split_once("\nEND\n").expect("the script has an end");
+    let run = run(env.command(python()).args(["-c", script, before, queue]));
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+}
+
+fn counters_of(env: &TestEnv) -> Vec<String> {
+    let run = run(&mut env.to_stdout());
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let text = String::from_utf8(run.stdout).unwrap();
+    let is_counter = |line: &&str| {
+        !line.starts_with('#')
+            && ["_total", "_bucket", "_sum", "_count"]
+                .iter()
+                .any(|end| line.split(['{', ' ']).next().unwrap().ends_with(end))
+    };
+    text.lines().filter(is_counter).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_damaged_ledger_is_mended_as_the_readme_says() {
+    let env = TestEnv::new();
+    env.write("queue.jsonl", fs::read(in_tests("data/week/queue.jsonl")).unwrap());
+    let before = counters_of(&env);
+    for older_than in ["5d", "3d"] {
+        assert_eq!(run(env.compact().args(["--older-than", older_than])).code, Some(0));
+    }
+    let queue = fs::read(env.path("queue.jsonl")).unwrap();
+    let line_1 = queue.iter().position(|byte| *byte == b'\n').unwrap();
+    env.write("queue.jsonl", [&queue[..300], &queue[line_1..]].concat());
+    assert_eq!(run(&mut env.compact()).code, Some(65));
+    assert_ne!(counters_of(&env), before);
+
+    let generation = fs::read(env.path("queue.gen.2")).unwrap();
+    let ledger = generation.iter().position(|byte| *byte == b'\n').unwrap();
+    env.write("queue.jsonl", [&generation[..ledger], &queue[line_1..]].concat());
+    undo(&env, "queue.gen.2", "queue.jsonl");
+    fs::remove_file(env.path("queue.gen.2")).unwrap();
+    assert_eq!(counters_of(&env), before);
+    assert_eq!(run(env.compact().args(["--older-than", "3d"])).code, Some(0));
+    assert_eq!(counters_of(&env), before);
 }
