@@ -27,7 +27,7 @@ use super::files::{Finding, Generation, OpenQueue, QueueFiles, identity, read_er
 use super::lease::Lease;
 use super::lock::{self, ExclusiveLock};
 use super::scan::{count_lines, for_each_chunk, in_parallel, last_line_end};
-use super::{Error, ErrorKind, attributes, uninterrupted};
+use super::{Error, ErrorKind, attributes, directory_of, uninterrupted};
 use crate::format::ledger::{Ledger, LedgerTotals};
 use crate::format::retention::Amount;
 use crate::format::time::Timestamp;
@@ -316,6 +316,8 @@ impl<'l> Snapshot<'l> {
         }
 
         atomic_file::remove_abandoned(&queue.directory, queue.path.file_name().unwrap_or_default());
+        // A run that was killed while it made the lock file may not have been the one that made it.
+        atomic_file::remove_abandoned(&directory_of(&files.lock), files.lock.file_name().unwrap_or_default());
         let names =
             || queue.file.metadata().map(|metadata| metadata.nlink()).map_err(|error| read_error(&queue.path, error));
         for Generation { path, .. } in queue.generations.iter().filter(|generation| generation.is_queue) {
