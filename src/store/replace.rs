@@ -333,7 +333,12 @@ impl<'l> Snapshot<'l> {
 
     /// Makes sure that nobody would be left behind by a replacement.
     fn require_replaceable(&self, files: &QueueFiles) -> Result<(), Error> {
-        if fs::metadata(&files.lock).is_ok_and(|lock| identity(&lock) == identity(&self.queue.metadata)) {
+        let lock = match fs::metadata(&files.lock) {
+            // A preview takes none, and needs none.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            lock => Some(lock.map_err(|error| Error::io(&files.lock, "cannot be examined", error))?),
+        };
+        if lock.is_some_and(|lock| identity(&lock) == identity(&self.queue.metadata)) {
             let what = "is the queue itself, and a new file would take its place: lock a file of its own";
             return Err(Error::new(ErrorKind::Io, &files.lock, what));
         }

@@ -4,9 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use walkdir::WalkDir;
 
 use crate::test_env::{
@@ -898,6 +902,51 @@ fn a_disk_that_fills_up_meanwhile_leaves_the_queue() {
     assert_succeeds_inside(&scene, &mounts);
 }
 
+/// Runs a command that strace(1) stops once, and does `meanwhile` while it is stopped.
+fn stopped_once(scene: &Scene, command: &mut Command, meanwhile: impl FnOnce()) -> Run {
+    let stopped = || {
+        let trace = fs::read_to_string(scene.env.path("trace")).unwrap_or_default();
+        let line = trace.lines().find(|line| line.ends_with(" --- stopped by SIGSTOP ---"))?;
+        Pid::from_raw(line.split_once(' ').unwrap().0.parse().unwrap())
+    };
+    thread::scope(|scope| {
+        let running = scope.spawn(|| run(command));
+        while stopped().is_none() {
+            assert!(!running.is_finished(), "it was not stopped: {}", running.join().unwrap().stderr);
+            thread::sleep(Duration::from_millis(2));
+        }
+        // Whatever becomes of the test, the process goes on, or `run` would wait for it.
+        let outcome = panic::catch_unwind(AssertUnwindSafe(meanwhile));
+        kill_process(stopped().unwrap(), Signal::CONT).unwrap();
+        let run = running.join().unwrap();
+        outcome.unwrap_or_else(|panic| panic::resume_unwind(panic));
+        run
+    })
+}
+
+/// Compaction that is stopped right after its first call of this name.
+fn stopping_after(scene: &Scene, call: &str) -> Command {
+    let inject = format!("inject={call}:signal=STOP:when=1");
+    strace(scene, &["-e", &format!("trace={call}"), "-e", &inject], &scene.compact())
+}
+
+#[test]
+fn a_disk_that_really_fills_up_after_the_check_leaves_the_queue() {
+    let (scene, mounts) = on_tmpfs("size=2m", "");
+    let inside = mounts.path("agents");
+    let before = everything(&inside);
+    // As soon as it knows how much room there is.
+    let mut command = mounts.inside(&scene.env, &stopping_after(&scene, "statfs"));
+    let full = stopped_once(&scene, &mut command, || {
+        mounts.sh(&scene.env, "fallocate -l $((($(stat -fc %a agents) - 10) * 4096)) agents/fill");
+    });
+    let message = "queue.jsonl: cannot be rewritten, and is left as it was: No space left on device";
+    assert_message(&full, 74, message);
+    fs::remove_file(inside.join("fill")).unwrap();
+    assert_unchanged(&before, &inside, message);
+    assert_succeeds_inside(&scene, &mounts);
+}
+
 #[test]
 fn a_disk_without_inodes_leaves_the_queue() {
     // On a tmpfs each name takes one: of the new file, of the generation, and of the lock file before.
@@ -1172,6 +1221,93 @@ fn a_lock_that_somebody_holds_is_busy() {
 }
 
 #[test]
+fn a_queue_that_somebody_has_locked_itself_is_busy() {
+    // As another run has, that was told of another lock; and as a worker may that follows its own rules.
+    for how in ["exclusive", "shared"] {
+        let scene = Scene::new();
+        let (holder, id) = hold_lock(&scene, "agents/queue.jsonl", how);
+        let message = format!("queue.jsonl: is locked itself by process {id} (python");
+        assert_refuses(&scene, &mut scene.compact(), 75, &message);
+        assert_eq!(run(scene.compact().arg("--dry-run")).code, Some(0), "a preview only reads");
+        holder.finish();
+        succeed(&mut scene.compact());
+        assert_compacted(&scene.queue());
+    }
+}
+
+#[test]
+fn the_queue_is_not_its_own_lock() {
+    for (lock, make) in [("agents/queue.jsonl", None), ("agents/link", Some("link")), ("agents/name", Some("name"))] {
+        let scene = Scene::new();
+        match make {
+            Some("link") => symlink("queue.jsonl", scene.path("link")).unwrap(),
+            Some(name) => fs::hard_link(scene.queue(), scene.path(name)).unwrap(),
+            None => {}
+        }
+        let mut command = scene.compact();
+        assert_refuses(&scene, command.args(["--lock", lock]), 74, &format!("{lock}: is the queue itself"));
+        assert!(!scene.path("queue.lock").exists());
+    }
+}
+
+#[test]
+fn a_lock_file_that_is_replaced_meanwhile_is_no_lock_any_more() {
+    let scene = Scene::new();
+    scene.write("queue.lock", "");
+    scene.write("other.lock", "");
+    let before = everything(&scene.queue());
+    // When the new file is written; somebody else then works under the lock that counts.
+    let (holder, _) = hold_lock(&scene, "agents/other.lock", "exclusive");
+    let refused = stopped_once(&scene, &mut stopping_after(&scene, "fdatasync"), || {
+        fs::rename(scene.path("other.lock"), scene.path("queue.lock")).unwrap();
+    });
+    assert_message(&refused, 75, "agents/queue.lock: ");
+    assert_unchanged(&before, &scene.queue(), "the lock was replaced");
+    assert_eq!(scene.names(), ["queue.jsonl", "queue.lock"]);
+    holder.finish();
+    succeed(&mut scene.compact());
+    assert_compacted(&scene.queue());
+}
+
+#[test]
+fn a_queue_that_is_cut_in_place_meanwhile_is_not_overwritten() {
+    let scene = Scene::new();
+    let new = record("new", "researcher", "queued");
+    // As copytruncate does, while the new file is written.
+    let refused = stopped_once(&scene, &mut stopping_after(&scene, "fdatasync"), || {
+        File::options().write(true).open(scene.queue()).unwrap().set_len(0).unwrap();
+        scene.append("queue.jsonl", &new);
+    });
+    assert_message(&refused, 75, "queue.jsonl: was cut or removed while it was read");
+    assert_eq!(fs::read_to_string(scene.queue()).unwrap(), new);
+    assert_eq!(scene.names(), ["queue.jsonl", "queue.lock"]);
+}
+
+#[test]
+fn a_queue_that_is_replaced_or_removed_meanwhile_is_not_overwritten() {
+    let edited = record("edited", "researcher", "queued");
+    for is_replaced in [true, false] {
+        let scene = Scene::new();
+        let refused = stopped_once(&scene, &mut stopping_after(&scene, "fdatasync"), || {
+            if is_replaced {
+                // As editors save.
+                scene.write("edited", &edited);
+                fs::rename(scene.path("edited"), scene.queue()).unwrap();
+            } else {
+                fs::remove_file(scene.queue()).unwrap();
+            }
+        });
+        assert!(matches!(refused.code, Some(74 | 75)), "{refused:?}");
+        if is_replaced {
+            assert_eq!(fs::read_to_string(scene.queue()).unwrap(), edited);
+            assert_eq!(scene.names(), ["queue.jsonl", "queue.lock"], "{}", refused.stderr);
+        } else {
+            assert_eq!(scene.names(), ["queue.lock"], "{}", refused.stderr);
+        }
+    }
+}
+
+#[test]
 fn what_is_no_lock_file_is_an_error_that_does_not_hang() {
     let others: [(&str, Make); 2] = [
         ("it is a symbolic link to a file that is missing", |path| symlink("nowhere", path).unwrap()),
@@ -1246,7 +1382,7 @@ fn a_generation_that_somebody_writes_into_is_kept_until_they_close_it() {
             let late = record("late", "researcher", "queued");
             writer.say(&late);
             while !fs::read_to_string(&generation).unwrap().ends_with(&late) {
-                std::thread::yield_now();
+                thread::yield_now();
             }
             succeed(&mut scene.compact());
             assert_holds(&scene.queue(), &(kept() + &late));

@@ -582,16 +582,19 @@ fn killed_while_it_takes_over_late_lines_it_loses_and_doubles_nothing() {
 /// killed before any call, and also while it takes over late lines. Several tests share the work.
 fn kill_twice(share: usize, shares: usize) {
     let is_long = std::env::var_os("LONG").is_some();
-    let scenes = if is_long { vec![Scene::new(), Scene::with_late_line()] } else { vec![Scene::new()] };
-    for scene in scenes {
+    let scenes = [
+        (Scene::new(), &["old, old", "old, new", "new, new", "new, last"][..]),
+        (Scene::with_late_line(), &["old, settled", "new, new", "new, last", "settled, settled", "settled, last"][..]),
+    ];
+    for (scene, expected) in scenes.into_iter().take(if is_long { 2 } else { 1 }) {
         let (calls, start) = scene.calls(&scene.copy());
         let mut stages = Tally::new();
         let firsts = calls[start..].iter().filter(|call| is_long || changes_something(call));
         for first in firsts.skip(share).step_by(shares) {
             kill_again(&scene, first, &mut stages);
         }
-        for expected in ["old, old", "old, new", "new, new", "new, last"] {
-            assert!(stages.get(expected).is_some_and(|times| *times > 3), "{expected}: {stages:?}");
+        for expected in expected {
+            assert!(stages.get(*expected).is_some_and(|times| *times > 3), "{expected}: {stages:?}");
         }
     }
 }
@@ -773,6 +776,18 @@ fn a_run_with_nothing_else_to_do_removes_what_dead_runs_left_and_nothing_more() 
     left.extend(others);
     left.sort_unstable();
     assert_eq!(names(&env.path("")), left);
+}
+
+#[test]
+fn a_lock_file_that_a_dead_run_began_is_removed_though_somebody_else_has_made_it_since() {
+    let env = TestEnv::new();
+    env.write("queue.jsonl", record("stays", "researcher", "queued"));
+    let (killed, _) = traced(&env, &["-e", "inject=renameat2:signal=KILL:when=1"]);
+    assert_eq!(killed.signal, Some(9), "{}", killed.stderr);
+    assert!(names(&env.path(""))[0].starts_with(".queue.lock."), "{:?}", names(&env.path("")));
+    env.write("queue.lock", "");
+    compact_well(&env, "with a lock file");
+    assert_eq!(names(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"]);
 }
 
 #[test]
@@ -1082,6 +1097,52 @@ fn a_generation_that_somebody_opens_while_it_is_being_proven_drained_stays() {
         assert_eq!(count(seen), 2, "{context}: the exporter doesn't count the late line");
         writer.step("close");
         assert_arrives(&env, &[stays, line], gone, &context);
+    }
+}
+
+#[test]
+fn what_was_made_under_a_lock_that_no_longer_counts_is_thrown_away() {
+    for moment in ["pwrite64", "fdatasync", "fchmod", "linkat"] {
+        let env = small_scene();
+        let before = fs::read(env.path("queue.jsonl")).unwrap();
+        env.write("new.lock", "");
+        let (run, _, stops) = with_stops(&env, &["-e", &stop_after(moment, "1")], |_| {
+            fs::rename(env.path("new.lock"), env.path("queue.lock")).unwrap();
+        });
+        assert_eq!((run.code, stops), (Some(75), 1), "after {moment}: {}", run.stderr);
+        assert_eq!(run.stderr.lines().count(), 1, "after {moment}: {}", run.stderr);
+        assert_eq!(fs::read(env.path("queue.jsonl")).unwrap(), before, "after {moment}: the queue has changed");
+        assert_eq!(names(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "after {moment}");
+        assert_arrives(&env, &[&queued("stays")], 1, &format!("after {moment}"));
+    }
+}
+
+#[test]
+fn a_queue_that_somebody_puts_in_place_of_the_other_is_not_replaced_by_what_the_other_held() {
+    for moment in ["pwrite64", "fdatasync", "fchmod"] {
+        let env = small_scene();
+        env.write("other.jsonl", queued("of the other queue"));
+        let (run, _, stops) = with_stops(&env, &["-e", &stop_after(moment, "1")], |_| {
+            fs::rename(env.path("other.jsonl"), env.path("queue.jsonl")).unwrap();
+        });
+        assert_eq!((run.code, stops), (Some(75), 1), "after {moment}: {}", run.stderr);
+        assert_eq!(run.stderr.lines().count(), 1, "after {moment}: {}", run.stderr);
+        assert_eq!(names(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "after {moment}");
+        assert_arrives(&env, &[&queued("of the other queue")], 0, &format!("after {moment}"));
+    }
+}
+
+#[test]
+fn a_generation_gets_a_number_above_all_in_the_ledger_and_on_disk() {
+    for (listed, on_disk, expected) in [(r#""7":5"#, None, 8), (r#""7":5"#, Some(9), 10), ("", Some(3), 4)] {
+        let env = TestEnv::new();
+        let ledger = joined(&[ledger("{}", listed)]);
+        env.write("queue.jsonl", [ledger, (old("goes") + &queued("stays")).into_bytes()].concat());
+        if let Some(number) = on_disk {
+            env.write(&format!("queue.gen.{number}"), "of unknown origin\n");
+        }
+        compact_well(&env, "the first run");
+        assert!(env.path(format!("queue.gen.{expected}")).exists(), "no {expected}: {:?}", names(&env.path("")));
     }
 }
 
