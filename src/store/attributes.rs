@@ -34,6 +34,9 @@ pub(super) fn copy(from: &File, to: &File) -> io::Result<()> {
 pub(super) fn adopt(file: &File, directory: &Metadata) -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
         fchown(file, Some(directory.uid()), Some(directory.gid()))?;
+    } else {
+        // Others can give it at most to a group of theirs.
+        let _ = fchown(file, None, Some(directory.gid()));
     }
     // Who may change the directory may use the file.
     file.set_permissions(Permissions::from_mode(directory.mode() & 0o666))

@@ -674,6 +674,30 @@ fn a_link_locks_by_its_own_name() {
 }
 
 #[test]
+fn two_locks_for_one_queue_are_one_too_many() {
+    let scene = Scene::new();
+    fs::create_dir(scene.path("data")).unwrap();
+    fs::rename(scene.queue(), scene.path("data/real.jsonl")).unwrap();
+    symlink("data/real.jsonl", scene.queue()).unwrap();
+    // Somebody knows the queue by its real name, and would not be kept out.
+    scene.write("data/real.lock", "");
+    let message = "agents/queue.lock: there is another lock, ";
+    assert_refuses(&scene, &mut scene.compact(), 74, message);
+    let before = everything(&scene.path("."));
+    assert_eq!(run(scene.compact().arg("--dry-run")).code, Some(0), "a preview only reads");
+    assert_unchanged(&before, &scene.path("."), "a preview");
+
+    // By two names it is one lock all the same.
+    fs::remove_file(scene.path("queue.lock")).unwrap();
+    symlink("data/real.lock", scene.path("queue.lock")).unwrap();
+    let (holder, id) = hold_lock(&scene, "agents/data/real.lock", "exclusive");
+    assert_refuses(&scene, &mut scene.compact(), 75, &format!("still locked after 200ms by process {id}"));
+    holder.finish();
+    succeed(&mut scene.compact());
+    assert_compacted(&scene.path("data/real.jsonl"));
+}
+
+#[test]
 fn links_that_lead_nowhere_are_errors() {
     for (target, message) in [
         ("moved-away.jsonl", "queue.jsonl: cannot be opened: it is a symbolic link to a file that is missing"),
@@ -1570,9 +1594,9 @@ fn what_is_only_named_like_a_generation_is_reported_and_never_removed() {
 #[test]
 fn what_is_only_named_like_a_temporary_file_is_never_read_or_removed() {
     let scene = Scene::new();
-    fs::create_dir(scene.path(".queue.jsonl.1.tmp")).unwrap();
-    symlink("queue.jsonl", scene.path(".queue.jsonl.2.tmp")).unwrap();
-    output(Command::new(tool("mkfifo", "coreutils")).arg(scene.path(".queue.jsonl.3.tmp")));
+    fs::create_dir(scene.path(".queue.jsonl.1.a1B2c1.tmp")).unwrap();
+    symlink("queue.jsonl", scene.path(".queue.jsonl.2.a1B2c2.tmp")).unwrap();
+    output(Command::new(tool("mkfifo", "coreutils")).arg(scene.path(".queue.jsonl.3.a1B2c3.tmp")));
     let others = [
         ".queue.jsonl.swp",
         ".queue.jsonltmp",
@@ -1598,4 +1622,8 @@ fn what_is_only_named_like_a_temporary_file_is_never_read_or_removed() {
     assert_compacted(&scene.queue());
     assert_eq!(scene.names(), expected);
     holder.finish();
+    // Where a dead run's file is concerned there is always something to do.
+    scene.write(".queue.jsonl.8.g7H8i9.tmp", "of a dead run");
+    succeed(&mut scene.compact());
+    assert!(!scene.path(".queue.jsonl.8.g7H8i9.tmp").exists());
 }

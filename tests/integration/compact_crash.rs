@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::exposition::{Samples, differences, parse, sum, value};
 use crate::kill_and_inject::{Call, calls_in};
-use crate::test_env::{Background, Run, TestEnv, in_tests, is_root, mode, python, record, run, tool};
+use crate::test_env::{Background, Run, TestEnv, in_tests, is_root, mode, python, record, run, start, tool};
 use crate::validator::assert_valid;
 
 // The scene: a queue with everything in it, and everything around it that earlier runs and dead writers can leave.
@@ -825,7 +825,7 @@ impl Writer {
     fn start(env: &TestEnv, file: &str) -> Self {
         let mut command = env.command(python());
         command.arg(in_tests("workers/writer.py")).arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
+        let mut child = start(&mut command);
         let answers = BufReader::new(child.stdout.take().unwrap());
         Self { child, answers }
     }

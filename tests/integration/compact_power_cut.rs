@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpi
 use serde_json::Value;
 
 use crate::exposition::{Samples, differences};
-use crate::test_env::{NOW, TestEnv, counters, mode, names_in, run, shortened, tell, tool};
+use crate::test_env::{NOW, TestEnv, counters, mode, names_in, run, shortened, start, tell, tool};
 
 /// System calls that change files, and `openat`, which may make one. Those with a `?` are not on every processor.
 const CALLS: &str = "?open,openat,?creat,write,writev,pwrite64,pwritev,fsync,fdatasync,sync_file_range,?link,linkat,?rename,?renameat,\
@@ -106,7 +106,7 @@ impl Stopped {
         strace.arg(format!("inject={CALLS}:signal=STOP")).arg(compact.get_program()).args(compact.get_args());
         // Where cargo has libraries looked for, only makes for more calls.
         strace.env_remove("LD_LIBRARY_PATH");
-        let child = strace.stderr(File::create(env.path("messages")).unwrap()).spawn().unwrap();
+        let child = start(strace.stderr(File::create(env.path("messages")).unwrap()));
         Self { child, is_stopped: false, has_ended: false }
     }
 

@@ -14,7 +14,7 @@ use crate::exposition::{Samples, differences, parse, sum, value};
 use crate::services::{NodeExporter, Prometheus};
 use crate::test_env::{
     Background, EARLIER, EARLIER_SECONDS, MountNamespace, NOW, NOW_SECONDS, Run, TestEnv, in_tests, mode, python,
-    record, run, tool, under,
+    record, run, start, tool, under,
 };
 use crate::validator::assert_valid;
 
@@ -636,7 +636,8 @@ fn standard_output_that_cannot_be_written_is_an_error_after_the_work() {
     let env = env_with_queue();
     let full = || File::options().write(true).open("/dev/full").unwrap();
     let mut command = env.compact();
-    let output = command.arg("--json").stdout(full()).stderr(Stdio::piped()).output().unwrap();
+    let child = start(command.arg("--json").stdout(full()).stderr(Stdio::piped()));
+    let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(74), "{stderr}");
     let first = stderr.lines().next().unwrap();
@@ -648,7 +649,7 @@ fn standard_output_that_cannot_be_written_is_an_error_after_the_work() {
     // Who reads only the beginning has got what they wanted.
     let env = env_with_queue();
     let mut command = env.compact();
-    let mut child = command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = start(command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()));
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(is_compacted(&env));

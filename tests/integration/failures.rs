@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::exposition::{Samples, sum, value};
 use crate::hostile_labels::flood;
 use crate::test_env::{
-    Background, EARLIER_SECONDS, NOW, NOW_SECONDS, Run, TestEnv, in_tests, python, record, run, small_queue,
+    Background, EARLIER_SECONDS, NOW, NOW_SECONDS, Run, TestEnv, in_tests, python, record, run, small_queue, start,
     to_file_under, tool,
 };
 
@@ -362,7 +362,7 @@ fn a_full_device_as_standard_output_is_an_error() {
     let env = exported_before();
     let mut command = env.to_stdout();
     command.stdout(File::options().write(true).open("/dev/full").unwrap()).stderr(Stdio::piped());
-    let output = command.output().unwrap();
+    let output = start(&mut command).wait_with_output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(74), "{stderr}");
     assert!(stderr.starts_with("handoff-exporter: standard output: cannot be written: No space"), "{stderr}");
@@ -374,7 +374,7 @@ fn who_reads_only_the_first_line_has_got_what_they_wanted() {
     // Far more than fits in a pipe.
     env.write("queue.jsonl", flood());
     for lines in [0, 1] {
-        let mut child = env.to_stdout().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = start(env.to_stdout().stdout(Stdio::piped()).stderr(Stdio::piped()));
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         for _ in 0..lines {
@@ -413,7 +413,7 @@ fn anyone_may_read_the_file_whatever_the_umask() {
 #[test]
 fn a_price_map_that_is_a_fifo_does_not_hang() {
     let env = exported_before();
-    assert!(Command::new("mkfifo").arg(env.path("prices.json")).status().unwrap().success());
+    assert_eq!(run(env.command(tool("mkfifo", "coreutils")).arg("prices.json")).code, Some(0));
     let run = run(env.to_file().args(["--prices", "prices.json"]));
     assert_fails(&env, &run, 74, "prices.json: cannot be opened: it is not a regular file");
 }

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use walkdir::WalkDir;
 
 use crate::exposition::{Samples, differences, parse};
-use crate::test_env::{NOW, Run, TestEnv, in_tests, python, run};
+use crate::test_env::{NOW, Run, TestEnv, in_tests, python, run, start};
 
 /// Different in every run, or in every version.
 const VARYING: [&str; 2] = ["handoff_exporter_duration_seconds", "handoff_build_info"];
@@ -110,7 +110,7 @@ fn recount(env: &TestEnv, settings: &[Vec<String>]) {
 
 /// Calls Python scripts: for each the file for its output, its path and its arguments.
 pub(crate) fn batch(env: &TestEnv, calls: impl Iterator<Item = Vec<String>>) {
-    let mut child = env.command(python()).arg(in_tests("workers/batch.py")).stdin(Stdio::piped()).spawn().unwrap();
+    let mut child = start(env.command(python()).arg(in_tests("workers/batch.py")).stdin(Stdio::piped()));
     let mut stdin = child.stdin.take().unwrap();
     for call in calls {
         writeln!(stdin, "{}", serde_json::to_string(&call).unwrap()).expect("the batch failed: see its output");

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -196,14 +196,20 @@ impl Run {
     }
 }
 
+/// Starts a program. All tests start theirs here, one after the other.
+///
+/// Until it is running, a new process has everything open that this one has, so also what another test is writing just then: a
+/// generation would seem to be written into after that test has closed it. When it is this test's turn, no such process is left.
+pub(crate) fn start(command: &mut Command) -> Child {
+    static STARTING: Mutex<()> = Mutex::new(());
+    let _turn = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    command.spawn().unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"))
+}
+
 /// Runs a command to its end. One that hangs is killed and fails the test.
 pub(crate) fn run(command: &mut Command) -> Run {
     let started = Instant::now();
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
+    let mut child = start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
     let (sender, receiver) = mpsc::channel();
     let stdout = read_in_background(child.stdout.take().unwrap(), sender.clone());
     let stderr = read_in_background(child.stderr.take().unwrap(), sender);
@@ -242,11 +248,7 @@ pub(crate) struct Background {
 impl Background {
     /// Starts a program whose standard input is a pipe from us; it should end at the end of that.
     pub(crate) fn spawn(command: &mut Command) -> Self {
-        let child = command
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{command:?} cannot be started: {error}"));
-        Self { child }
+        Self { child: start(command.stdin(Stdio::piped())) }
     }
 
     /// Starts a program and waits for its first line of output.
@@ -379,10 +381,10 @@ impl MountNamespace {
 
 /// Copies a program so that anyone can run it.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
-    // Not in this process: a child that another test starts meanwhile would hold the copy open for writing, and nobody can run
-    // such a file.
-    let status = Command::new(tool("install", "coreutils")).arg("--mode=755").args([from, to]).status().unwrap();
-    assert!(status.success(), "{} cannot be copied to {}", from.display(), to.display());
+    // Not in this process: nobody can run a file that somebody else has open for writing, see `start`.
+    let mut install = Command::new(tool("install", "coreutils"));
+    let installed = run(install.arg("--mode=755").args([from, to]));
+    assert_eq!(installed.code, Some(0), "{}", installed.stderr);
 }
 
 /// The series that must never fall, whatever compaction does.
