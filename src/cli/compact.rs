@@ -103,15 +103,13 @@ fn run(arguments: &Arguments, wants_metrics: bool) -> Exit {
     };
 
     let outcome = act(arguments, now).inspect_err(&mut fail).ok();
-    if let Some(Outcome { rewritten, .. }) = &outcome {
-        for finding in &rewritten.findings {
+    if let Some(outcome) = &outcome {
+        for finding in &outcome.rewritten.findings {
             messages.warning(finding);
         }
-        rewritten.unsettled.iter().for_each(&mut fail);
-    }
-    if let Some(outcome) = &outcome {
-        let plan = if arguments.json { json(arguments, now, outcome) } else { text(arguments, now, outcome) };
+        outcome.rewritten.unsettled.iter().for_each(&mut fail);
         if arguments.json || arguments.dry_run {
+            let plan = if arguments.json { json(arguments, now, outcome) } else { text(arguments, now, outcome) };
             let _ = messages::print(plan.as_bytes()).inspect_err(&mut fail);
         }
         if !arguments.dry_run {
