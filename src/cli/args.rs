@@ -13,6 +13,7 @@ use clap::{ArgMatches, Args, Command};
 use super::exit::Exit;
 use super::messages::{Level, Messages};
 use crate::format::labels;
+use crate::format::offload::Rule;
 use crate::format::spend::Prices;
 use crate::format::time::Timestamp;
 use crate::metrics;
@@ -65,11 +66,7 @@ impl Common {
     }
 
     pub(super) fn read_options(&self) -> ReadOptions {
-        ReadOptions {
-            lock_timeout: self.lock_timeout,
-            max_line: usize::try_from(self.max_line.as_u64()).unwrap_or(usize::MAX),
-            ..ReadOptions::default()
-        }
+        ReadOptions { lock_timeout: self.lock_timeout, max_line: bytes(self.max_line), ..ReadOptions::default() }
     }
 
     /// Resolves `verbose` and `quiet` where one stands on the command line and the other is a variable.
@@ -128,6 +125,34 @@ impl Pricing {
         let json = read_regular(path, Self::MAX_BYTES)?;
         let json = json.ok_or_else(|| Error::new(ErrorKind::Io, path, "does not exist").advise("correct the path"))?;
         Prices::parse(&json).map_err(|error| Error::new(ErrorKind::BadData, path, error.to_string()))
+    }
+}
+
+/// What is too large for a line.
+#[derive(Debug, Args)]
+pub(super) struct Limit {
+    /// A value in a record with more bytes of JSON text belongs in the blob store; in bytes, or as in 8KiB; the same for all tools
+    #[arg(long, env = "HANDOFF_MAX_BYTES", value_name = "SIZE", default_value = "8KiB", value_parser = size)]
+    max_bytes: ByteSize,
+}
+
+impl Limit {
+    pub(super) fn rule(&self) -> Rule {
+        Rule { max_bytes: bytes(self.max_bytes), ..Rule::default() }
+    }
+}
+
+/// Where blobs are.
+#[derive(Debug, Args)]
+pub(super) struct Blobs {
+    /// The blob store [default: beside the queue, blob/]
+    #[arg(long, env = "HANDOFF_BLOB_DIR", value_name = "DIR")]
+    blob_dir: Option<PathBuf>,
+}
+
+impl Blobs {
+    pub(super) fn dir(&self) -> Option<PathBuf> {
+        self.blob_dir.clone()
     }
 }
 
@@ -230,7 +255,11 @@ fn name(text: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-fn size(text: &str) -> Result<ByteSize, String> {
+pub(super) fn bytes(size: ByteSize) -> usize {
+    usize::try_from(size.as_u64()).unwrap_or(usize::MAX)
+}
+
+pub(super) fn size(text: &str) -> Result<ByteSize, String> {
     text.parse().map_err(|_| "not a size like 64MiB".to_owned())
 }
 

@@ -1,6 +1,5 @@
 //! `handoff-exporter`: reads the queue and writes `handoff.prom`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -8,7 +7,7 @@ use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind as UsageError;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
-use super::args::{self, Common, Names, Pricing, Textfile};
+use super::args::{self, Blobs, Common, Limit, Names, Pricing, Textfile};
 use super::exit::Exit;
 use super::messages::{self, Messages};
 use crate::format::summary::Parameters;
@@ -44,9 +43,11 @@ struct Arguments {
     #[command(flatten)]
     pricing: Pricing,
 
-    /// The blob store [default: beside the queue, blob/]
-    #[arg(long, env = "HANDOFF_BLOB_DIR", value_name = "DIR")]
-    blob_dir: Option<PathBuf>,
+    #[command(flatten)]
+    limit: Limit,
+
+    #[command(flatten)]
+    blobs: Blobs,
 }
 
 const EXIT_CODES: &str = "\
@@ -138,9 +139,10 @@ fn run(arguments: &Arguments) -> Exit {
 /// Reads all that the metrics tell of.
 fn read(arguments: &Arguments, now: Timestamp) -> Result<Reading, Error> {
     let prices = arguments.pricing.read()?;
-    let parameters =
-        Parameters { now, roles: arguments.names.roles.clone(), kinds: arguments.names.kinds.clone(), prices };
-    let files = arguments.common.files(arguments.blob_dir.clone());
+    let Names { roles, kinds } = &arguments.names;
+    let (roles, kinds) = (roles.clone(), kinds.clone());
+    let parameters = Parameters { now, roles, kinds, prices, offload: arguments.limit.rule() };
+    let files = arguments.common.files(arguments.blobs.dir());
     let mut reading = queue::read(&files, &arguments.common.read_options(), &parameters)?;
     reading.summary.seed();
     Ok(reading)

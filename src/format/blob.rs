@@ -1,8 +1,204 @@
-//! References from lines to blobs.
+//! Blobs: their names, the handles that stand for them in lines, and references to them in raw bytes.
+
+use std::borrow::Cow;
+use std::fmt;
 
 use memchr::memmem::Finder;
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
 
-const PREFIX: &[u8] = b"blob/";
+use super::json::{self, Cursor, Stop};
+
+/// The SHA-256 of a blob's bytes, by which it is known.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// That of these bytes.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    /// Reads 64 lower-case hex digits.
+    #[must_use]
+    pub fn parse(hex: &str) -> Option<Self> {
+        let mut bytes = [0; 32];
+        let (pairs, []) = hex.as_bytes().as_chunks::<2>() else { return None };
+        if pairs.len() != bytes.len() {
+            return None;
+        }
+        for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+            *byte = hex_digit(*high)? << 4 | hex_digit(*low)?;
+        }
+        Some(Self(bytes))
+    }
+
+    /// Reads a blob's path below the store, `<aa>/<sha256>`.
+    #[must_use]
+    pub fn parse_path(path: &str) -> Option<Self> {
+        let (directory, hex) = path.split_once('/')?;
+        Self::parse(hex).filter(|_| directory.len() == 2 && hex.starts_with(directory))
+    }
+
+    /// Reads what a handle refers to its blob by, `blob/<aa>/<sha256>`.
+    #[must_use]
+    pub fn parse_reference(reference: &str) -> Option<Self> {
+        Self::parse_path(reference.strip_prefix(PREFIX)?)
+    }
+
+    /// The path of the blob below the store.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("{}/{self}", self.directory())
+    }
+
+    /// What a handle refers to the blob by.
+    #[must_use]
+    pub fn reference(&self) -> String {
+        format!("{PREFIX}{}", self.path())
+    }
+
+    /// The name of the directory that the blob lies in.
+    #[must_use]
+    pub fn directory(&self) -> String {
+        format!("{:02x}", self.first())
+    }
+
+    /// The digest's first byte, after which the directory is named.
+    pub(crate) fn first(&self) -> u8 {
+        self.0[0]
+    }
+
+    /// The digest's first bytes, which tell blobs apart nearly always.
+    #[must_use]
+    pub fn prefix(&self) -> u64 {
+        self.0[..8].iter().fold(0, |prefix, byte| prefix << 8 | u64::from(*byte))
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The digest of bytes that come one piece after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Hasher(Sha256);
+
+impl Hasher {
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of all of them.
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        Digest(self.0.finalize().into())
+    }
+}
+
+/// What a blob holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MediaType {
+    /// The text of a string.
+    Text,
+    /// JSON text.
+    Json,
+}
+
+impl MediaType {
+    /// Its name, as in handles.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Text => "text/plain",
+            Self::Json => "application/json",
+        }
+    }
+}
+
+/// What stands in a line for a blob.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Handle<'a> {
+    /// `blob/<aa>/<sha256>`.
+    artifact_ref: Cow<'a, str>,
+    /// How many bytes the blob has.
+    pub bytes: u64,
+    /// Its digest.
+    sha256: Cow<'a, str>,
+    /// What it holds.
+    pub media_type: Cow<'a, str>,
+    /// How it begins.
+    pub summary: Cow<'a, str>,
+}
+
+impl<'a> Handle<'a> {
+    /// The handle of a blob.
+    pub(super) fn new(digest: &Digest, content: &'a str, media_type: MediaType, preview_bytes: usize) -> Self {
+        Self {
+            artifact_ref: digest.reference().into(),
+            bytes: content.len() as u64,
+            sha256: digest.to_string().into(),
+            media_type: media_type.as_str().into(),
+            summary: beginning(content, preview_bytes).into(),
+        }
+    }
+
+    /// Reads the value at a cursor, if it is a handle, in time that depends on nothing that lies deeper.
+    pub(super) fn read(mut cursor: Cursor<'_, 'a>) -> Option<Self> {
+        const MEMBERS: [&str; 5] = ["artifact_ref", "bytes", "sha256", "media_type", "summary"];
+        let mut texts = [None; MEMBERS.len()];
+        let mut member = |cursor: &mut Cursor<'_, 'a>, key: &'a str| {
+            let key = json::string(key).ok_or(Stop)?.text;
+            let index = MEMBERS.iter().position(|member| *member == key).ok_or(Stop)?;
+            match texts[index].replace(cursor.scalar()?) {
+                None => Ok(()),
+                Some(_) => Err(Stop),
+            }
+        };
+        cursor.entries(&mut member).ok()?;
+        let [artifact_ref, bytes, sha256, media_type, summary] = texts;
+        let string = |json: Option<&'a str>| Some(json::string(json?)?.text);
+        let handle = Self {
+            artifact_ref: string(artifact_ref)?,
+            bytes: bytes?.parse().ok()?,
+            sha256: string(sha256)?,
+            media_type: string(media_type)?,
+            summary: string(summary)?,
+        };
+        let digest = Digest::parse_reference(&handle.artifact_ref)?;
+        (Digest::parse(&handle.sha256) == Some(digest)).then_some(handle)
+    }
+
+    /// The digest of its blob.
+    #[must_use]
+    pub fn digest(&self) -> Option<Digest> {
+        Digest::parse(&self.sha256)
+    }
+
+    /// The handle as JSON text.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Strings and a number can always be serialised.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// The first bytes of a text, `limit` at most, and only whole characters.
+fn beginning(text: &str, limit: usize) -> &str {
+    (0..=limit.min(text.len())).rev().find_map(|end| text.get(..end)).unwrap_or_default()
+}
+
+const PREFIX: &str = "blob/";
 /// The length of a blob's path below the store: two digits, a slash, the hash.
 const PATH_LEN: usize = 2 + 1 + 64;
 /// How many bytes after its first one decide whether there is a reference: the rest of it, and the byte after it.
@@ -18,13 +214,13 @@ pub struct References {
 
 impl Default for References {
     fn default() -> Self {
-        Self { finder: Finder::new(PREFIX), carry: Vec::new() }
+        Self { finder: Finder::new(PREFIX.as_bytes()), carry: Vec::new() }
     }
 }
 
 impl References {
-    /// Passes on the blobs that are referred to, as paths below the store: `<aa>/<sha256>`.
-    pub fn push(&mut self, chunk: &[u8], mut sink: impl FnMut(&str)) {
+    /// Passes on the blobs that are referred to, one call for each place.
+    pub fn push(&mut self, chunk: &[u8], mut sink: impl FnMut(Digest)) {
         let carried = self.carry.len();
         self.carry.extend_from_slice(&chunk[..chunk.len().min(LOOK_AHEAD)]);
         let decided = carried.min(self.carry.len().saturating_sub(LOOK_AHEAD));
@@ -40,44 +236,37 @@ impl References {
     }
 
     /// The same for the end of the stream.
-    pub fn finish(self, mut sink: impl FnMut(&str)) {
+    pub fn finish(self, mut sink: impl FnMut(Digest)) {
         self.find(&self.carry, self.carry.len(), &mut sink);
     }
 
     /// Passes on the references in `bytes` that begin before `end`.
-    fn find(&self, bytes: &[u8], end: usize, sink: &mut impl FnMut(&str)) {
+    fn find(&self, bytes: &[u8], end: usize, sink: &mut impl FnMut(Digest)) {
         for at in self.finder.find_iter(bytes).take_while(|at| *at < end) {
             let path = &bytes[at + PREFIX.len()..];
-            let is_longer = path.get(PATH_LEN).copied().is_some_and(is_hex_digit);
+            let is_longer = path.get(PATH_LEN).is_some_and(|byte| hex_digit(*byte).is_some());
             if let Some(path) = path.get(..PATH_LEN).and_then(|path| std::str::from_utf8(path).ok())
                 && !is_longer
-                && is_blob_path(path)
+                && let Some(digest) = Digest::parse_path(path)
             {
-                sink(path);
+                sink(digest);
             }
         }
     }
 }
 
-/// Whether `path`, relative to the store, is where a blob lies.
-#[must_use]
-pub fn is_blob_path(path: &str) -> bool {
-    path.split_once('/').is_some_and(|(directory, hash)| {
-        is_blob_directory(directory)
-            && hash.len() == 64
-            && hash.starts_with(directory)
-            && hash.bytes().all(is_hex_digit)
-    })
-}
-
 /// Whether `name` is that of a directory in the store.
 #[must_use]
 pub fn is_blob_directory(name: &str) -> bool {
-    name.len() == 2 && name.bytes().all(is_hex_digit)
+    name.len() == 2 && name.bytes().all(|byte| hex_digit(byte).is_some())
 }
 
-fn is_hex_digit(byte: u8) -> bool {
-    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
+fn hex_digit(byte: u8) -> Option<u8> {
+    match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -9,9 +9,6 @@ use super::malformed::{Malformed, Reason};
 use super::spend;
 use super::time::Timestamp;
 
-/// A payload member with more JSON text than this many bytes belongs in the blob store.
-pub const OVERSIZED: usize = 8 * 1024;
-
 /// What a line is, if it isn't malformed.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, and nearly always a record")]
@@ -49,9 +46,9 @@ pub struct Envelope<'a> {
     pub payload: Option<&'a str>,
     /// Why a field had to be interpreted, if one had. Such a record is counted, but never changed or removed.
     pub doubt: Option<Doubt>,
-    /// The length of the payload's longest direct member, as JSON text, if it is an object.
-    longest_member: usize,
-    document: Document<'a>,
+    pub(super) document: Document<'a>,
+    pub(super) payload_start: Option<usize>,
+    pub(super) result_start: Option<usize>,
     spend_start: Option<usize>,
 }
 
@@ -59,12 +56,6 @@ impl<'a> Envelope<'a> {
     /// The model responses in its `spend`, of several with the same id only the last; `None` if it has no `spend`.
     pub(super) fn responses(&self) -> Option<Vec<spend::Entry<'a>>> {
         self.spend_start.map(|start| spend::entries(&mut self.document.cursor(start)))
-    }
-
-    /// Whether the next offload would move a part of the payload into the blob store.
-    #[must_use]
-    pub fn is_oversized(&self) -> bool {
-        self.doubt.is_none() && self.longest_member > OVERSIZED
     }
 }
 
@@ -196,12 +187,12 @@ const STARTED_TS: usize = 8;
 const FINISHED_TS: usize = 9;
 const NACKS: usize = 10;
 const SPEND: usize = 11;
+const RESULT: usize = 12;
 // Of these it only matters whether they stand there twice.
-const RUN_ID: usize = 12;
-const CORRELATION_ID: usize = 13;
-const PARENT: usize = 14;
-const OWNER: usize = 15;
-const RESULT: usize = 16;
+const RUN_ID: usize = 13;
+const CORRELATION_ID: usize = 14;
+const PARENT: usize = 15;
+const OWNER: usize = 16;
 const FIELDS: usize = 17;
 
 fn index(key: &[u8]) -> Option<usize> {
@@ -274,8 +265,9 @@ impl<'a> Reader<'a> {
             finished_ts,
             nacks: nacks.max(u64::from(status == Status::Nack)),
             payload,
-            longest_member: payload.filter(|p| p.starts_with('{')).map_or(0, |_| self.members.longest_part(PAYLOAD)),
             doubt: self.doubt,
+            payload_start: self.members.start(PAYLOAD),
+            result_start: self.members.start(RESULT),
             spend_start: self.members.start(SPEND),
             document: self.document,
         }))
@@ -417,19 +409,5 @@ mod tests {
         }
         let line = format!("\u{feff}{}\r", with(""));
         assert!(matches!(parse(line.as_bytes()), Ok(Line::Record(_))));
-    }
-
-    #[test]
-    fn oversized_means_one_member_over_the_limit() {
-        let value = |len: usize| format!("\"{}\"", "x".repeat(len - 2));
-        for (payload, expected) in [
-            (format!("{{\"a\":{}}}", value(OVERSIZED)), false),
-            (format!("{{\"a\":{}}}", value(OVERSIZED + 1)), true),
-            (format!("{{\"a\":{},\"b\":{}}}", value(5_000), value(5_000)), false),
-            (value(OVERSIZED + 1), false),
-        ] {
-            let line = with("").replace("{}", &payload);
-            assert!(matches!(parse(line.as_bytes()), Ok(Line::Record(e)) if e.is_oversized() == expected));
-        }
     }
 }

@@ -12,6 +12,7 @@ pub mod ledger;
 pub mod lines;
 pub mod malformed;
 pub mod money;
+pub mod offload;
 pub mod retention;
 pub mod spend;
 pub mod summary;

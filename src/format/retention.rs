@@ -270,6 +270,7 @@ mod tests {
     use super::super::histogram::Histogram;
     use super::super::ledger::{LedgerCell, LedgerTokens, begins_like_ledger};
     use super::super::money::Usd;
+    use super::super::offload;
     use super::super::spend::Tokens;
     use super::super::summary::{Parameters, Summary};
     use super::*;
@@ -328,7 +329,8 @@ mod tests {
     /// All that counters and histograms show of lines, with these roles configured.
     fn shown(lines: &[String], roles: &[&str], now: Timestamp) -> (ByLabels<Totals>, ByLabels<Tokens>) {
         let roles = roles.iter().map(|&role| role.to_owned()).collect();
-        let parameters = Parameters { now, roles, kinds: Vec::new(), prices: prices() };
+        let parameters =
+            Parameters { now, roles, kinds: Vec::new(), prices: prices(), offload: offload::Rule::default() };
         let mut summary = Summary::new(&parameters);
         for line in lines {
             summary.add(raw(line), &parameters);

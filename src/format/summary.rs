@@ -7,6 +7,7 @@ use super::labels::Label;
 use super::ledger::{Ledger, Totals};
 use super::lines::RawLine;
 use super::malformed::{Malformed, Reason};
+use super::offload;
 use super::spend::{Prices, Tokens};
 use super::tally::{self, Tally};
 use super::time::Timestamp;
@@ -22,6 +23,8 @@ pub struct Parameters {
     pub kinds: Vec<String>,
     /// Prices for model responses that come without their cost.
     pub prices: Prices,
+    /// What is too large for a line.
+    pub offload: offload::Rule,
 }
 
 /// What the lines amount to.
@@ -102,7 +105,7 @@ impl Summary {
         let status = envelope.status as usize;
         cell.live[status] += 1;
         cell.oldest[status] = Some(cell.oldest[status].map_or(envelope.ts, |oldest| oldest.min(envelope.ts)));
-        self.oversized += u64::from(envelope.is_oversized());
+        self.oversized += u64::from(parameters.offload.would_move(envelope));
     }
 
     /// Whether a set of labels was full, so that the result depends on which values came first.
@@ -204,7 +207,13 @@ mod tests {
     fn parameters(roles: &[&str], kinds: &[&str]) -> Parameters {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let now = Timestamp::from_micros(2_000_000_000_000_000);
-        Parameters { now, roles: owned(roles), kinds: owned(kinds), prices: Prices::default() }
+        Parameters {
+            now,
+            roles: owned(roles),
+            kinds: owned(kinds),
+            prices: Prices::default(),
+            offload: offload::Rule::default(),
+        }
     }
 
     fn record(role: &str, kind: &str, status: &str) -> String {

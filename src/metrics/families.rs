@@ -70,7 +70,7 @@ pub(super) const OF_READING: [fn(&Reading) -> MetricFamily; 17] = [
     |reading| {
         gauge(
             "handoff_queue_oversized_records",
-            "Records with a payload value over 8 KiB, which the next offload would move to the blob store.",
+            "Records with values over the limit, which the next offload would move to the blob store.",
             vec![sample([], float(reading.summary.oversized))],
         )
     },

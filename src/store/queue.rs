@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
+use super::blob::{BlobStore, BlobUsage};
 use super::files::{Finding, OpenQueue, QueueFiles, read_error};
 use super::scan::{self, Fold, ReadOptions, count_lines, for_each_chunk};
-use super::{Error, blob, lock};
-use crate::format::blob::References;
+use super::{Error, lock};
+use crate::format::blob::{Digest, References};
 use crate::format::lines::LineSplitter;
 use crate::format::summary::{MalformedLine, Parameters, Summary};
 
@@ -35,7 +37,7 @@ pub struct Reading {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlobReading {
     /// What the store holds.
-    pub usage: blob::BlobUsage,
+    pub usage: BlobUsage,
     /// How many references of lines to blobs lead nowhere.
     pub missing_references: u64,
 }
@@ -47,21 +49,26 @@ pub struct BlobReading {
 /// error, see [`Reading::blobs`].
 pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) -> Result<Reading, Error> {
     files.require_directory()?;
-    let ((scan, queue_bytes, generations), locked) =
-        lock::shared(&files.lock, options.lock_timeout, || Scan::of_queue(files, options, parameters))?;
+    let ((scan, queue_bytes, generations, store), locked) = lock::shared(&files.lock, options.lock_timeout, || {
+        // Not before the lock is held: a store that appears later would be taken for absent.
+        let store = BlobStore::open(&files.blobs).map(Arc::new);
+        let (scan, queue_bytes, generations) = Scan::of_queue(files, options, parameters, store.as_ref().ok())?;
+        Ok((scan, queue_bytes, generations, store))
+    })?;
     let blobs = match scan.blob_error {
         Some(error) => Err(error),
-        None => {
-            blob::count(&files.blobs).map(|usage| BlobReading { usage, missing_references: scan.missing_references })
-        }
+        None => store.and_then(|store| {
+            store.usage().map(|usage| BlobReading { usage, missing_references: scan.missing_references })
+        }),
     };
     let mut findings = scan.findings;
     if scan.first_missing.len() == MAX_FIRST_MISSING {
         let message = format!("missing blobs are referred to in {} places; the first:", scan.missing_references);
         findings.push(Finding::new(&files.blobs, message));
     }
-    let missing = |path| Finding::new(&files.blobs.join(path), "is missing, though the queue refers to it");
-    findings.extend(scan.first_missing.into_iter().map(missing));
+    let missing =
+        |digest: &Digest| Finding::new(&files.blobs.join(digest.path()), "is missing, though the queue refers to it");
+    findings.extend(scan.first_missing.iter().map(missing));
     let told = findings.iter().filter(|finding| finding.line.is_some()).count() as u64;
     let more = scan.summary.malformed.iter().sum::<u64>() - told;
     if more > 0 {
@@ -75,11 +82,12 @@ pub fn read(files: &QueueFiles, options: &ReadOptions, parameters: &Parameters) 
 struct Scan<'a> {
     options: &'a ReadOptions,
     parameters: &'a Parameters,
-    blobs: &'a Path,
+    /// Unless it can't be looked at.
+    store: Option<Arc<BlobStore>>,
     summary: Summary,
     missing_references: u64,
-    /// The first blobs that are missing, by their paths below the store.
-    first_missing: Vec<String>,
+    /// The first blobs that are missing.
+    first_missing: Vec<Digest>,
     blob_error: Option<Error>,
     /// How many bytes came after the last `\n` of what was read last.
     unterminated_bytes: u64,
@@ -90,11 +98,11 @@ struct Scan<'a> {
 const MAX_FIRST_MISSING: usize = 10;
 
 impl<'a> Scan<'a> {
-    fn new(files: &'a QueueFiles, options: &'a ReadOptions, parameters: &'a Parameters) -> Self {
+    fn new(options: &'a ReadOptions, parameters: &'a Parameters, store: Option<&Arc<BlobStore>>) -> Self {
         Self {
             options,
             parameters,
-            blobs: &files.blobs,
+            store: store.cloned(),
             summary: Summary::new(parameters),
             missing_references: 0,
             first_missing: Vec::new(),
@@ -106,12 +114,13 @@ impl<'a> Scan<'a> {
 
     /// Reads the queue and the late lines of its generations; also tells the queue's size and the number of generations.
     fn of_queue(
-        files: &'a QueueFiles,
+        files: &QueueFiles,
         options: &'a ReadOptions,
         parameters: &'a Parameters,
+        store: Option<&Arc<BlobStore>>,
     ) -> Result<(Self, u64, u64), Error> {
         let Some(queue) = OpenQueue::open(files)? else {
-            let mut scan = Self::new(files, options, parameters);
+            let mut scan = Self::new(options, parameters, store);
             let message = "does not exist, and is read as an empty queue: if it should, correct the path";
             scan.findings.push(Finding::new(&files.queue, message));
             return Ok((scan, 0, 0));
@@ -119,7 +128,7 @@ impl<'a> Scan<'a> {
         let failed = |error| read_error(&files.queue, error);
         // Writers without the lock may append while we read. What they append now is for the next reading.
         let size = queue.metadata.len();
-        let new = || Self::new(files, options, parameters);
+        let new = || Self::new(options, parameters, store);
         let mut scan = scan::scan(&queue.file, size, options, new).map_err(failed)?;
         if queue.file.metadata().map_err(failed)?.len() < size {
             return Err(failed(io::ErrorKind::UnexpectedEof.into()));
@@ -133,22 +142,24 @@ impl<'a> Scan<'a> {
         Ok((scan, size, generations))
     }
 
-    fn add_reference(&mut self, path: &str) {
-        if self.blob_error.is_none() {
-            match blob::exists(self.blobs, path) {
+    fn add_reference(&mut self, digest: Digest) {
+        if let Some(store) = &self.store
+            && self.blob_error.is_none()
+        {
+            match store.exists(&digest) {
                 Ok(true) => {}
                 Ok(false) => {
                     self.missing_references += 1;
-                    self.remember_missing(path.to_owned());
+                    self.remember_missing(digest);
                 }
                 Err(error) => self.blob_error = Some(error),
             }
         }
     }
 
-    fn remember_missing(&mut self, path: String) {
-        if self.first_missing.len() < MAX_FIRST_MISSING && !self.first_missing.contains(&path) {
-            self.first_missing.push(path);
+    fn remember_missing(&mut self, digest: Digest) {
+        if self.first_missing.len() < MAX_FIRST_MISSING && !self.first_missing.contains(&digest) {
+            self.first_missing.push(digest);
         }
     }
 
@@ -216,10 +227,10 @@ impl Fold for Scan<'_> {
         let mut references = References::default();
         for_each_chunk(file, range, self.options.buffer, |chunk| {
             splitter.push(chunk, |line| self.summary.add(line, self.parameters));
-            references.push(chunk, |path| self.add_reference(path));
+            references.push(chunk, |digest| self.add_reference(digest));
             Ok(true)
         })?;
-        references.finish(|path| self.add_reference(path));
+        references.finish(|digest| self.add_reference(digest));
         self.unterminated_bytes = splitter.unterminated_bytes();
         Ok(())
     }
@@ -231,7 +242,7 @@ impl Fold for Scan<'_> {
     fn append(&mut self, later: Self) {
         self.summary.merge(later.summary);
         self.missing_references += later.missing_references;
-        later.first_missing.into_iter().for_each(|path| self.remember_missing(path));
+        later.first_missing.into_iter().for_each(|digest| self.remember_missing(digest));
         self.unterminated_bytes = later.unterminated_bytes;
         self.blob_error = self.blob_error.take().or(later.blob_error);
     }
@@ -247,12 +258,19 @@ mod tests {
 
     use super::*;
     use crate::format::lines::RawLine;
+    use crate::format::offload;
     use crate::format::spend::Prices;
     use crate::format::time::Timestamp;
 
     fn parameters() -> Parameters {
         let now = Timestamp::from_micros(1_795_953_600_000_000);
-        Parameters { now, roles: Vec::new(), kinds: Vec::new(), prices: Prices::default() }
+        Parameters {
+            now,
+            roles: Vec::new(),
+            kinds: Vec::new(),
+            prices: Prices::default(),
+            offload: offload::Rule::default(),
+        }
     }
 
     fn queue_of(contents: &[u8]) -> (tempfile::TempDir, QueueFiles) {

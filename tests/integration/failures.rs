@@ -236,7 +236,7 @@ fn an_unreadable_blob_store_hides_only_itself() {
     fs::create_dir(env.path("blob")).unwrap();
     set_mode(&env, "blob", 0o000);
     let run = run(&mut env.to_file_as_ordinary_user());
-    assert_message(&run, 74, "blob: cannot be read");
+    assert_message(&run, 74, "blob: cannot be opened");
     let samples = assert_says_failed(&env, EARLIER_SECONDS);
     assert!((sum(&samples, "handoff_queue_records", &[]) - 3.0).abs() < 0.5);
     assert!(samples.keys().all(|series| !series.name.starts_with("handoff_blob")), "blobs that nobody could count");

@@ -8,11 +8,12 @@ use std::time::Duration;
 use crate::exposition::{sum, value};
 use crate::test_env::{Background, NOW, NOW_SECONDS, TestEnv, in_tests, python, record, run, small_queue};
 
-const VARIABLES: [&str; 13] = [
+const VARIABLES: [&str; 14] = [
     "HANDOFF_BLOB_DIR",
     "HANDOFF_KINDS",
     "HANDOFF_LOCK",
     "HANDOFF_LOCK_TIMEOUT",
+    "HANDOFF_MAX_BYTES",
     "HANDOFF_MAX_LINE",
     "HANDOFF_NOW",
     "HANDOFF_PRICES",
@@ -142,6 +143,13 @@ fn labels_and_lines_can_be_variables() {
 
     let samples = run(&mut with_variables(&env, &[("HANDOFF_MAX_LINE", "200")])).samples();
     assert!((value(&samples, "handoff_queue_malformed_lines", &[("reason", "too_long")]) - 1.0).abs() < 0.5);
+
+    assert!(value(&samples, "handoff_queue_oversized_records", &[]) < 0.5);
+    env.write("queue.jsonl", record("a", "r", "done").replace("{}", r#"{"text":"0123456789"}"#));
+    for (limit, oversized) in [("11", 1.0), ("12", 0.0)] {
+        let samples = run(&mut with_variables(&env, &[("HANDOFF_MAX_BYTES", limit)])).samples();
+        assert!((value(&samples, "handoff_queue_oversized_records", &[]) - oversized).abs() < 0.5, "{limit}");
+    }
 }
 
 #[test]

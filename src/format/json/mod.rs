@@ -8,6 +8,7 @@ mod stops;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, Visitor};
 
@@ -92,6 +93,11 @@ impl<'a> Document<'a> {
         cursor
     }
 
+    /// The text.
+    pub(super) fn text(&self) -> &'a str {
+        self.text
+    }
+
     /// A place at which a value begins.
     pub(super) fn cursor(&self, at: usize) -> Cursor<'_, 'a> {
         Cursor { text: self.text, stops: &self.stops, at, open: Open::default(), non_finite: false }
@@ -114,25 +120,18 @@ pub(super) struct Members<'a, const N: usize> {
 pub(super) struct Span {
     start: u32,
     end: u32,
-    /// The length of the value's longest direct member or element, if it is an object or array.
-    longest_part: u32,
 }
 
 impl<'a, const N: usize> Members<'a, N> {
     /// The text of member `index`; `null` is absent.
     pub(super) fn get(&self, index: usize) -> Option<&'a str> {
-        let Span { start, end, .. } = self.spans[index];
+        let Span { start, end } = self.spans[index];
         self.text.get(start as usize..end as usize).filter(|text| !matches!(*text, "" | "null"))
     }
 
     /// Where the text of member `index` begins.
     pub(super) fn start(&self, index: usize) -> Option<usize> {
         self.get(index).map(|_| self.spans[index].start as usize)
-    }
-
-    /// The length of the longest direct member or element of member `index`, if that is an object or array.
-    pub(super) fn longest_part(&self, index: usize) -> usize {
-        self.spans[index].longest_part as usize
     }
 
     /// Member `index`, if it is a string.
@@ -276,6 +275,33 @@ impl<'a> Cursor<'_, 'a> {
         }
     }
 
+    /// The object here: `each` is given a key, as it stands in the text, and must move over its value.
+    pub(super) fn entries(&mut self, each: &mut dyn FnMut(&mut Self, &'a str) -> Step) -> Step {
+        self.expect(b'{')?;
+        self.skip_space();
+        if self.peek() == Some(b'}') {
+            self.at += 1;
+            return Ok(());
+        }
+        loop {
+            let start = self.at;
+            self.skip_string()?;
+            let key = self.text.get(start..self.at).ok_or(Stop)?;
+            self.skip_colon()?;
+            each(self, key)?;
+            if !self.comma_or(b'}')? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The text of the scalar here.
+    pub(super) fn scalar(&mut self) -> Step<&'a str> {
+        let start = self.at;
+        self.skip_scalar()?;
+        self.text.get(start..self.at).ok_or(Stop)
+    }
+
     /// Whether an object begins here.
     pub(super) fn is_at_object(&self) -> bool {
         self.peek() == Some(b'{')
@@ -296,12 +322,9 @@ impl<'a> Cursor<'_, 'a> {
     /// The value here.
     fn value(&mut self) -> Step<Span> {
         let start = self.at;
-        let longest_part = match self.peek() {
-            Some(b'{' | b'[') => self.skip_container()?,
-            _ => self.skip_scalar().map(|()| 0)?,
-        };
+        self.walk(&mut ())?;
         let number = |at: usize| u32::try_from(at).map_err(|_| Stop);
-        Ok(Span { start: number(start)?, end: number(self.at)?, longest_part: number(longest_part)? })
+        Ok(Span { start: number(start)?, end: number(self.at)? })
     }
 
     fn skip_scalar(&mut self) -> Step {
@@ -312,57 +335,60 @@ impl<'a> Cursor<'_, 'a> {
         }
     }
 
-    /// Moves over an object or array and tells the length of its longest part. Iterative, because nesting has no limit but the
-    /// stack has.
-    fn skip_container(&mut self) -> Step<usize> {
-        let (mut part_start, mut longest_part) = (self.at, 0);
+    /// Moves over the value here, and shows `visit` what it consists of. Iterative, because nesting has no limit but the stack has.
+    pub(super) fn walk(&mut self, visit: &mut impl Visit) -> Step {
         loop {
-            if self.open.depth == 1 {
-                part_start = self.at;
-            }
+            let start = self.at;
             match self.peek() {
                 Some(b'{') => {
+                    visit.open(start);
                     self.at += 1;
                     self.skip_space();
                     if self.peek() == Some(b'}') {
                         self.at += 1;
+                        visit.close(self.at);
                     } else {
                         self.open.push(true);
-                        self.skip_key()?;
+                        self.skip_key(visit)?;
                         continue;
                     }
                 }
                 Some(b'[') => {
+                    visit.open(start);
                     self.at += 1;
                     self.skip_space();
                     if self.peek() == Some(b']') {
                         self.at += 1;
+                        visit.close(self.at);
                     } else {
                         self.open.push(false);
                         continue;
                     }
                 }
-                _ => self.skip_scalar()?,
+                _ => {
+                    self.skip_scalar()?;
+                    visit.scalar(start..self.at);
+                }
             }
             // That value may have been the last one of several containers.
             loop {
-                let Some(is_object) = self.open.innermost_is_object() else { return Ok(longest_part) };
-                if self.open.depth == 1 {
-                    longest_part = longest_part.max(self.at - part_start);
-                }
+                let Some(is_object) = self.open.innermost_is_object() else { return Ok(()) };
                 if self.comma_or(if is_object { b'}' } else { b']' })? {
                     if is_object {
-                        self.skip_key()?;
+                        self.skip_key(visit)?;
                     }
                     break;
                 }
+                visit.close(self.at);
                 self.open.pop();
             }
         }
     }
 
-    fn skip_key(&mut self) -> Step {
+    fn skip_key(&mut self, visit: &mut impl Visit) -> Step {
+        let start = self.at;
         self.skip_string()?;
+        visit.key(start..self.at);
         self.skip_colon()
     }
 
@@ -474,6 +500,21 @@ impl<'a> Cursor<'_, 'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 }
+
+/// Is shown what a value consists of, in the order of the text.
+pub(super) trait Visit {
+    /// An object or array begins at this place.
+    fn open(&mut self, _at: usize) {}
+    /// The innermost object or array that is open ends before this place.
+    fn close(&mut self, _end: usize) {}
+    /// The key of the next value of the innermost object.
+    fn key(&mut self, _key: Range<usize>) {}
+    /// A value that is neither.
+    fn scalar(&mut self, _value: Range<usize>) {}
+}
+
+/// Shown nothing, to skip a value.
+impl Visit for () {}
 
 /// The containers around a place: for each whether it is an object. Kept as bits, because most lines are not deep but each is read.
 #[derive(Default)]

@@ -12,6 +12,7 @@ use queue_format::format::envelope;
 use queue_format::format::lines::{LineSplitter, RawLine};
 use queue_format::format::malformed::Reason;
 use queue_format::format::retention::{Plan, Policy};
+use queue_format::format::offload::Rule;
 use queue_format::format::spend::Prices;
 use queue_format::format::summary::{Parameters, Summary};
 use queue_format::format::time::Timestamp;
@@ -23,6 +24,7 @@ fuzz_target!(|input: (u8, &[u8])| {
         roles: Vec::new(),
         kinds: Vec::new(),
         prices: Prices::default(),
+        offload: Rule::default(),
     };
     let fold = |size: usize| {
         let mut splitter = LineSplitter::new(1_000);
@@ -40,6 +42,7 @@ fuzz_target!(|input: (u8, &[u8])| {
         roles: Vec::new(),
         kinds: Vec::new(),
         prices: Prices::default(),
+        offload: Rule::default(),
     };
     let mut plan = Plan::new(&policy);
     let (mut before, mut after, mut kept) = (Summary::new(&parameters), Summary::new(&parameters), Vec::new());
