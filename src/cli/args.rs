@@ -1,6 +1,6 @@
 //! What all command lines share.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind as UsageError;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, Command};
+use clap::{Arg, ArgMatches, Args, Command};
 
 use super::exit::Exit;
 use super::messages::{Level, Messages};
@@ -162,6 +162,10 @@ pub(super) struct Textfile {
     /// Write the metrics into this directory, for node_exporter's textfile collector
     #[arg(long, env = "HANDOFF_TEXTFILE_DIR", value_name = "DIR", default_value = "/var/lib/prometheus/node-exporter")]
     pub(super) textfile_dir: PathBuf,
+
+    /// Whether somebody has said so, and not only the default does.
+    #[arg(skip)]
+    pub(super) is_wanted: bool,
 }
 
 impl Textfile {
@@ -200,15 +204,15 @@ impl Textfile {
 ///
 /// # Errors
 /// What clap says, help and version included.
-#[expect(clippy::disallowed_methods, reason = "clap reads these variables too")]
 pub(super) fn parse(command: Command, args: impl IntoIterator<Item = OsString>) -> Result<ArgMatches, clap::Error> {
-    command
-        .mut_args(|arg| {
-            let is_empty =
-                arg.get_env().is_some_and(|name| std::env::var_os(name).is_some_and(|value| value.is_empty()));
-            if is_empty { arg.env(None::<&str>) } else { arg }
-        })
-        .try_get_matches_from(args)
+    without_empty_variables(command).try_get_matches_from(args)
+}
+
+#[expect(clippy::disallowed_methods, reason = "clap reads these variables too")]
+fn without_empty_variables(command: Command) -> Command {
+    let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let without = |arg: Arg| if arg.get_env().is_some_and(is_empty) { arg.env(None::<&str>) } else { arg };
+    command.mut_args(without).mut_subcommands(without_empty_variables)
 }
 
 /// Prints what clap has to say: help and version as they are, an error as one message.
@@ -222,6 +226,11 @@ pub(super) fn report(program: &'static str, error: &clap::Error) -> Exit {
     let first = text.lines().next().unwrap_or_default();
     Messages::new(program, Level::Error).error(format_args!("{}: see --help", first.trim_start_matches("error: ")));
     Exit::Usage
+}
+
+/// The matches of the innermost subcommand.
+pub(super) fn innermost(matches: &ArgMatches) -> &ArgMatches {
+    matches.subcommand().map_or(matches, |(_, inner)| innermost(inner))
 }
 
 /// Whether `--verbose` and `--quiet` stand on the command line itself, which only one of them may.

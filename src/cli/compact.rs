@@ -2,30 +2,26 @@
 
 use std::fmt::Write;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytesize::ByteSize;
 use clap::builder::FalseyValueParser;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::json;
 
 use super::args::{self, Common, Names, Pricing, Textfile};
 use super::exit::Exit;
-use super::messages::{self, Messages};
+use super::job::{self, Job, count, size};
 use crate::format::envelope::Status;
 use crate::format::ledger::Ledger;
 use crate::format::retention::{Policy, Reason};
 use crate::format::time::Timestamp;
-use crate::metrics::{self, JobRun, Removed};
+use crate::metrics::{self, Removed};
+use crate::store::Error;
 use crate::store::compact::{Outcome, Rewritten, compact, preview};
-use crate::store::{Error, ErrorKind, atomic_file};
 
 const NAME: &str = "handoff-compact";
-/// The file in the textfile directory.
-const FILE_NAME: &str = "handoff_compact.prom";
-const LAST_SUCCESS: &str = "handoff_compact_last_success_timestamp_seconds";
-const REMOVED_RECORDS: &str = "handoff_compact_removed_records_total";
-const RECLAIMED_BYTES: &str = "handoff_compact_reclaimed_bytes_total";
+/// As in the names of metrics.
+const JOB: &str = "compact";
 
 /// Remove records that have been done for long enough from the handoff queue, and keep everything else
 ///
@@ -75,77 +71,43 @@ The queue is whole after each of them; a failed run has left it as it was, or sa
 #[must_use]
 pub fn main() -> ExitCode {
     match parse() {
-        Ok((arguments, wants_metrics)) => run(&arguments, wants_metrics).into(),
+        Ok(arguments) => run(&arguments).into(),
         Err(error) => args::report(NAME, &error).into(),
     }
 }
 
-/// The arguments, and whether somebody has said where metrics go.
-fn parse() -> Result<(Arguments, bool), clap::Error> {
+fn parse() -> Result<Arguments, clap::Error> {
     let mut matches = args::parse(Arguments::command(), std::env::args_os())?;
     let [verbose, quiet] = args::verbosity(Arguments::command(), &matches)?;
     let wants_metrics = !args::is_default(&matches, "textfile_dir");
     let mut arguments = Arguments::from_arg_matches_mut(&mut matches)?;
     arguments.common.prefer(verbose, quiet);
-    arguments.textfile.keep_apart(FILE_NAME, &arguments.common, Arguments::command())?;
-    Ok((arguments, wants_metrics))
+    arguments.textfile.is_wanted = wants_metrics;
+    arguments.textfile.keep_apart(&job::file_name(JOB), &arguments.common, Arguments::command())?;
+    Ok(arguments)
 }
 
-fn run(arguments: &Arguments, wants_metrics: bool) -> Exit {
-    let start = Instant::now();
-    let now = arguments.common.now();
-    let messages = Messages::new(NAME, arguments.common.level());
-    let queue = &arguments.common.queue;
-    let mut exit = Exit::Done;
-    let mut fail = |error: &Error| {
-        messages.error(error);
-        exit = error.kind().into();
-    };
-
-    let outcome = act(arguments, now).inspect_err(&mut fail).ok();
+fn run(arguments: &Arguments) -> Exit {
+    let mut job = Job::begin(NAME, JOB, &arguments.common, &arguments.textfile);
+    let now = job.now;
+    let outcome = job.check(act(arguments, now));
     if let Some(outcome) = &outcome {
-        for finding in &outcome.rewritten.findings {
-            messages.warning(finding);
-        }
-        outcome.rewritten.unsettled.iter().for_each(&mut fail);
+        job.report(&outcome.rewritten);
         if arguments.json || arguments.dry_run {
-            let plan = if arguments.json { json(arguments, now, outcome) } else { text(arguments, now, outcome) };
-            let _ = messages::print(plan.as_bytes()).inspect_err(&mut fail);
+            job.print(&if arguments.json { json(arguments, now, outcome) } else { text(arguments, now, outcome) });
         }
         if !arguments.dry_run {
-            messages.notice(format_args!("{}: {}", queue.display(), in_words(arguments, outcome)));
-            let locked_for = outcome.rewritten.locked_for;
-            messages.info(format_args!("{}: writers were kept out for {locked_for:?}", queue.display()));
+            job.say(in_words(arguments, outcome), &outcome.rewritten);
         }
     }
-
-    let directory = &arguments.textfile.textfile_dir;
     if arguments.dry_run {
-        return exit;
+        return job.finish_preview();
     }
-    if !wants_metrics && !directory.exists() {
-        messages.notice(format_args!("{}: does not exist, so there are no metrics", directory.display()));
-        return exit;
-    }
-    let success = exit == Exit::Done;
-    let last_success = if success {
-        Some(now.as_seconds())
-    } else {
-        arguments.textfile.last_success(FILE_NAME, LAST_SUCCESS, &messages)
-    };
     let removed = match &outcome {
         Some(outcome) => Some(removed_by(&outcome.rewritten.ledger)),
         None => previously_removed(&arguments.textfile),
     };
-    let run = JobRun { success, began: now.as_seconds(), last_success, duration: start.elapsed().as_secs_f64() };
-    let written = metrics::render_compact(run, removed)
-        .map_err(|error| Error::new(ErrorKind::Io, queue, format!("cannot be put into metrics: {error}")))
-        .and_then(|text| atomic_file::replace(directory, FILE_NAME, text.as_bytes()));
-    if let Err(error) = written {
-        messages.error(&error);
-        return if success { error.kind().into() } else { exit };
-    }
-    exit
+    job.finish(|run| metrics::render_compact(run, removed))
 }
 
 fn act(arguments: &Arguments, now: Timestamp) -> Result<Outcome, Error> {
@@ -163,8 +125,9 @@ fn removed_by(ledger: &Ledger) -> Removed {
 
 /// What the last run said: a counter must not vanish because the queue can't be read.
 fn previously_removed(textfile: &Textfile) -> Option<Removed> {
-    let value = |metric| textfile.previous(FILE_NAME, metric).ok().flatten();
-    Some(Removed { records: value(REMOVED_RECORDS)?, bytes: value(RECLAIMED_BYTES)? })
+    let value = |metric| textfile.previous(&job::file_name(JOB), metric).ok().flatten();
+    let [records, bytes] = metrics::REMOVED.map(value);
+    Some(Removed { records: records?, bytes: bytes? })
 }
 
 /// The outcome in one sentence.
@@ -182,14 +145,7 @@ fn in_words(arguments: &Arguments, outcome: &Outcome) -> String {
         let separator = if index == 0 { ": " } else { ", " };
         let _ = write!(words, "{separator}{lines} {}", words_for(*reason));
     }
-    let Rewritten { late, removed_generations, .. } = outcome.rewritten;
-    if late.lines > 0 {
-        let _ = write!(words, "; took over {}", count(late.lines, "late line"));
-    }
-    if removed_generations > 0 {
-        let _ = write!(words, "; removed {}", count(removed_generations, "drained generation"));
-    }
-    words
+    words + &job::taken_over(&outcome.rewritten)
 }
 
 /// The plan for people.
@@ -262,12 +218,4 @@ fn words_for(reason: Reason) -> String {
         Reason::Recent => "done more recently".to_owned(),
         Reason::ContradictoryTimes => "done before they began".to_owned(),
     }
-}
-
-fn count(number: u64, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
-}
-
-fn size(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
 }

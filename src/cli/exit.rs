@@ -9,6 +9,8 @@ use crate::store::ErrorKind;
 #[repr(u8)]
 pub(super) enum Exit {
     Done = 0,
+    /// A valid answer that is no.
+    No = 1,
     Usage = 2,
     BadData = 65,
     Io = 74,
@@ -38,8 +40,8 @@ mod tests {
     #[test]
     fn the_codes_are_those_of_sysexits() {
         assert_eq!(
-            [Exit::Done, Exit::Usage, Exit::BadData, Exit::Io, Exit::Busy].map(|exit| exit as u8),
-            [0, 2, 65, 74, 75]
+            [Exit::Done, Exit::No, Exit::Usage, Exit::BadData, Exit::Io, Exit::Busy].map(|exit| exit as u8),
+            [0, 1, 2, 65, 74, 75]
         );
     }
 }

@@ -6,4 +6,7 @@ mod args;
 pub mod compact;
 mod exit;
 pub mod exporter;
+pub mod handoff;
+mod job;
 mod messages;
+pub mod offload;

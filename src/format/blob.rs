@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
 use memchr::memmem::Finder;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::json::{self, Cursor, Stop};
+use super::json::{self, Cursor, Document, Stop, Visit};
 
 /// The SHA-256 of a blob's bytes, by which it is known.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -127,35 +128,22 @@ impl MediaType {
 }
 
 /// What stands in a line for a blob.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handle<'a> {
-    /// `blob/<aa>/<sha256>`.
-    artifact_ref: Cow<'a, str>,
+    /// The blob's name.
+    pub digest: Digest,
     /// How many bytes the blob has.
     pub bytes: u64,
-    /// Its digest.
-    sha256: Cow<'a, str>,
-    /// What it holds.
+    /// What it holds: a [`MediaType`]'s name, if it is one of ours.
     pub media_type: Cow<'a, str>,
     /// How it begins.
     pub summary: Cow<'a, str>,
 }
 
 impl<'a> Handle<'a> {
-    /// The handle of a blob.
-    pub(super) fn new(digest: &Digest, content: &'a str, media_type: MediaType, preview_bytes: usize) -> Self {
-        Self {
-            artifact_ref: digest.reference().into(),
-            bytes: content.len() as u64,
-            sha256: digest.to_string().into(),
-            media_type: media_type.as_str().into(),
-            summary: beginning(content, preview_bytes).into(),
-        }
-    }
-
     /// Reads the value at a cursor, if it is a handle, in time that depends on nothing that lies deeper.
     pub(super) fn read(mut cursor: Cursor<'_, 'a>) -> Option<Self> {
-        const MEMBERS: [&str; 5] = ["artifact_ref", "bytes", "sha256", "media_type", "summary"];
+        const MEMBERS: [&str; 5] = [ARTIFACT_REF, "bytes", "sha256", "media_type", "summary"];
         let mut texts = [None; MEMBERS.len()];
         let mut member = |cursor: &mut Cursor<'_, 'a>, key: &'a str| {
             let key = json::string(key).ok_or(Stop)?.text;
@@ -168,33 +156,116 @@ impl<'a> Handle<'a> {
         cursor.entries(&mut member).ok()?;
         let [artifact_ref, bytes, sha256, media_type, summary] = texts;
         let string = |json: Option<&'a str>| Some(json::string(json?)?.text);
-        let handle = Self {
-            artifact_ref: string(artifact_ref)?,
-            bytes: bytes?.parse().ok()?,
-            sha256: string(sha256)?,
-            media_type: string(media_type)?,
-            summary: string(summary)?,
-        };
-        let digest = Digest::parse_reference(&handle.artifact_ref)?;
-        (Digest::parse(&handle.sha256) == Some(digest)).then_some(handle)
-    }
-
-    /// The digest of its blob.
-    #[must_use]
-    pub fn digest(&self) -> Option<Digest> {
-        Digest::parse(&self.sha256)
+        let digest = Digest::parse(&string(sha256)?)?;
+        let bytes = bytes?.parse().ok()?;
+        let handle = Self { digest, bytes, media_type: string(media_type)?, summary: string(summary)? };
+        (Digest::parse_reference(&string(artifact_ref)?) == Some(digest)).then_some(handle)
     }
 
     /// The handle as JSON text.
     #[must_use]
     pub fn to_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Members<'h> {
+            artifact_ref: String,
+            bytes: u64,
+            sha256: String,
+            media_type: &'h str,
+            summary: &'h str,
+        }
+        let Self { digest, bytes, media_type, summary } = self;
+        let (artifact_ref, sha256) = (digest.reference(), digest.to_string());
         // Strings and a number can always be serialised.
-        serde_json::to_string(self).unwrap_or_default()
+        serde_json::to_string(&Members { artifact_ref, bytes: *bytes, sha256, media_type, summary }).unwrap_or_default()
     }
 }
 
+/// Passes on the objects anywhere in a JSON text that claim to stand for a blob: handles, and `None` for what is none.
+///
+/// That is an object with an `artifact_ref` that mentions `blob/`, or one with a `sha256` too. Others refer to artifacts of another sort.
+pub fn for_each_handle<'a>(text: &'a str, sink: impl FnMut(Option<Handle<'a>>)) {
+    let document = Document::new(text);
+    let mut claims = Claims { document: &document, open: Vec::new(), marks: Vec::new(), is_at_ref: false, sink };
+    // What isn't JSON has none.
+    let _ = document.start().walk(&mut claims);
+}
+
+/// Finds objects that claim to be handles.
+struct Claims<'d, 'a, S> {
+    document: &'d Document<'a>,
+    /// Where the containers begin that are open.
+    open: Vec<u32>,
+    /// Those of them, by depth, that have a member of a handle's.
+    marks: Vec<Mark>,
+    /// Whether the next value is that of an `artifact_ref`.
+    is_at_ref: bool,
+    sink: S,
+}
+
+#[derive(Default)]
+struct Mark {
+    depth: usize,
+    has_ref: bool,
+    has_digest: bool,
+    mentions_blob: bool,
+}
+
+impl<S> Claims<'_, '_, S> {
+    /// The mark of the innermost container.
+    fn mark(&mut self) -> Option<&mut Mark> {
+        let depth = self.open.len();
+        if self.marks.last().is_none_or(|mark| mark.depth < depth) {
+            self.marks.push(Mark { depth, ..Mark::default() });
+        }
+        self.marks.last_mut()
+    }
+
+    fn string(&self, json: Range<usize>) -> Option<Cow<'_, str>> {
+        self.document.text().get(json).and_then(json::string).map(|string| string.text)
+    }
+}
+
+impl<'a, S: FnMut(Option<Handle<'a>>)> Visit for Claims<'_, 'a, S> {
+    fn open(&mut self, at: usize) {
+        self.is_at_ref = false;
+        self.open.push(u32::try_from(at).unwrap_or(u32::MAX));
+    }
+
+    fn key(&mut self, key: Range<usize>) {
+        let key = self.string(key);
+        let (is_ref, is_digest) = (key.as_deref() == Some(ARTIFACT_REF), key.as_deref() == Some("sha256"));
+        self.is_at_ref = is_ref;
+        if is_ref || is_digest {
+            self.mark().into_iter().for_each(|mark| {
+                mark.has_ref |= is_ref;
+                mark.has_digest |= is_digest;
+            });
+        }
+    }
+
+    fn scalar(&mut self, value: Range<usize>) {
+        if std::mem::take(&mut self.is_at_ref) && self.string(value).is_some_and(|text| text.contains(PREFIX)) {
+            self.mark().into_iter().for_each(|mark| mark.mentions_blob = true);
+        }
+    }
+
+    fn close(&mut self, _end: usize) {
+        let depth = self.open.len();
+        let start = self.open.pop().unwrap_or_default();
+        if let Some(mark) = self.marks.pop_if(|mark| mark.depth == depth)
+            && mark.has_ref
+            && (mark.has_digest || mark.mentions_blob)
+        {
+            (self.sink)(Handle::read(self.document.cursor(start as usize)));
+        }
+    }
+}
+
+/// The member that makes an object look like a handle.
+pub const ARTIFACT_REF: &str = "artifact_ref";
+
 /// The first bytes of a text, `limit` at most, and only whole characters.
-fn beginning(text: &str, limit: usize) -> &str {
+pub(super) fn beginning(text: &str, limit: usize) -> &str {
     (0..=limit.min(text.len())).rev().find_map(|end| text.get(..end)).unwrap_or_default()
 }
 

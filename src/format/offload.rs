@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::ops::Range;
 
-use super::blob::{Digest, Handle, MediaType};
+use super::blob::{Digest, Handle, MediaType, beginning};
 use super::envelope::Envelope;
 use super::json::{self, Document, Visit};
 
@@ -83,18 +83,30 @@ impl<'a> Oversized<'a> {
         self.values.is_empty()
     }
 
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
     /// What becomes blobs, in the order of the line.
     pub fn contents(&self) -> impl Iterator<Item = Content<'a>> {
         self.values.iter().filter_map(|value| Content::of(self.text.get(value.clone())?))
     }
 
-    /// The line with handles in place of the values.
+    /// The names of these blobs, in the same order.
     #[must_use]
-    pub fn replaced(&self) -> String {
+    pub fn digests(&self) -> Vec<Digest> {
+        self.contents().map(|content| content.digest()).collect()
+    }
+
+    /// The line with handles in place of the values, given the names of their blobs.
+    #[must_use]
+    pub fn replaced(&self, digests: &[Digest]) -> String {
         let (mut line, mut end) = (String::with_capacity(self.text.len()), 0);
-        for (value, content) in self.values.iter().zip(self.contents()) {
+        for ((value, content), digest) in self.values.iter().zip(self.contents()).zip(digests) {
             line.push_str(&self.text[end..value.start]);
-            line.push_str(&content.handle(&self.rule).to_json());
+            line.push_str(&content.handle(digest, &self.rule).to_json());
             end = value.end;
         }
         line.push_str(&self.text[end..]);
@@ -145,12 +157,13 @@ impl<'a> Content<'a> {
     }
 
     /// What stands for it.
-    fn handle(&self, rule: &Rule) -> Handle<'_> {
-        self.handle_of(&self.digest(), rule)
-    }
-
-    fn handle_of(&self, digest: &Digest, rule: &Rule) -> Handle<'_> {
-        Handle::new(digest, &self.text, self.media_type, rule.preview_bytes)
+    fn handle(&self, digest: &Digest, rule: &Rule) -> Handle<'_> {
+        Handle {
+            digest: *digest,
+            bytes: self.text.len() as u64,
+            media_type: self.media_type.as_str().into(),
+            summary: beginning(&self.text, rule.preview_bytes).into(),
+        }
     }
 }
 
@@ -178,7 +191,7 @@ impl Judge<'_, '_> {
         let json = self.document.text().get(value.clone()).unwrap_or_default();
         // Every digest takes the same room.
         let any = Digest::of(b"");
-        let handle_bytes = Content::of(json).map(|content| content.handle_of(&any, &self.rule).to_json().len());
+        let handle_bytes = Content::of(json).map(|content| content.handle(&any, &self.rule).to_json().len());
         self.found.push(Found { value, handle_bytes });
     }
 }
@@ -385,7 +398,7 @@ mod tests {
     #[test]
     fn a_handle_stays_and_what_only_looks_like_one_does_not() {
         let content = Content { text: "s".repeat(1_000).into(), media_type: MediaType::Text };
-        let handle = content.handle(&Rule { preview_bytes: 400, ..RULE }).to_json();
+        let handle = content.handle(&content.digest(), &Rule { preview_bytes: 400, ..RULE }).to_json();
         assert!(handle.len() > RULE.max_bytes);
         assert_eq!(pointers(&format!(r#"{{"a":{handle}}}"#)), [""; 0]);
         assert_eq!(pointers(&format!(r#"{{"a":{}}}"#, handle.replace(':', " : ").replace(',', "\t,"))), [""; 0]);
@@ -416,7 +429,7 @@ mod tests {
     fn the_preview_ends_with_a_whole_character() {
         let text = format!("{}é{}", "x".repeat(19), "y".repeat(400));
         let line = line(&format!(r#"{{"a":"{text}"}}"#), "null");
-        let replaced = with_oversized(&line, |oversized| oversized.replaced());
+        let replaced = with_oversized(&line, |oversized| oversized.replaced(&oversized.digests()));
         let summary = format!(r#""summary":"{}"}}"#, "x".repeat(19));
         assert!(replaced.contains(&summary), "{replaced}");
     }
@@ -441,7 +454,7 @@ mod tests {
             Just("null".to_owned()),
             Just(r#""\u0000\ud83d""#.to_owned()),
             (300..400_usize).prop_map(|n| format!(r#""{}\udc00""#, "z".repeat(n))),
-            Just(Content { text: "x".into(), media_type: MediaType::Json }.handle(&RULE).to_json()),
+            Just(Content { text: "x".into(), media_type: MediaType::Json }.handle(&Digest::of(b"x"), &RULE).to_json()),
         ];
         leaf.prop_recursive(4, 40, 6, |inner| {
             prop_oneof![
@@ -462,12 +475,12 @@ mod tests {
         fn handles_stand_exactly_where_values_stood(payload in json(), result in json()) {
             let line = line(&payload, &result);
             let (replaced, contents) = with_oversized(&line, |oversized| {
-                (oversized.replaced(), oversized.contents().collect::<Vec<_>>())
+                (oversized.replaced(&oversized.digests()), oversized.contents().collect::<Vec<_>>())
             });
             // Put back one after the other, the contents make the same line again.
             let mut restored = replaced.clone();
             for content in contents.iter().rev() {
-                let handle = content.handle(&RULE).to_json();
+                let handle = content.handle(&content.digest(), &RULE).to_json();
                 let value = match content.media_type {
                     MediaType::Json => content.text.clone().into_owned(),
                     MediaType::Text => serde_json::to_string(&content.text).expect("a string"),

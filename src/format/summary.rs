@@ -193,7 +193,7 @@ impl tally::Cell for Cell {
 }
 
 /// Adds the offsets of another ledger: of each generation the largest counts.
-pub(super) fn merge_generations(generations: &mut BTreeMap<u64, u64>, more: &BTreeMap<u64, u64>) {
+pub(crate) fn merge_generations(generations: &mut BTreeMap<u64, u64>, more: &BTreeMap<u64, u64>) {
     for (&generation, &offset) in more {
         let known = generations.entry(generation).or_default();
         *known = offset.max(*known);

@@ -2,7 +2,7 @@
 
 use prometheus::proto::{self, Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
-use super::{Health, JobRun, LAST_SUCCESS, Removed};
+use super::{Health, JobRun, LAST_SUCCESS, Offloaded, REMOVED, Removed, last_success_of};
 use crate::format::envelope::Status;
 use crate::format::histogram::{BOUNDS_SECONDS, Histogram};
 use crate::format::ledger::Totals;
@@ -149,34 +149,50 @@ pub(super) const OF_HEALTH: [fn(Health) -> MetricFamily; 4] = [
 
 /// How a maintenance job went: four families, all of whose names begin with `handoff_<job>_`.
 pub(super) fn of_job(job: &str, run: JobRun) -> [MetricFamily; 4] {
-    let family = |what: &str, help: &str, value: Option<f64>| {
-        gauge(&format!("handoff_{job}_{what}"), help, value.map(|value| sample([], value)).into_iter().collect())
+    let gauge_of = |name: &str, help: &str, value: Option<f64>| {
+        gauge(name, help, value.map(|value| sample([], value)).into_iter().collect())
     };
+    let family = |what: &str, help: &str, value| gauge_of(&format!("handoff_{job}_{what}"), help, Some(value));
     [
-        family("duration_seconds", "How long the last run took.", Some(run.duration)),
-        family("last_run_timestamp_seconds", "When the last run began.", Some(run.began)),
-        family("last_success_timestamp_seconds", "When a run last did all it should, 0 if never.", run.last_success),
-        family(
-            "success",
-            "Whether the last run did all it should (1) or not (0).",
-            Some(f64::from(u8::from(run.success))),
+        family("duration_seconds", "How long the last run took.", run.duration),
+        family("last_run_timestamp_seconds", "When the last run began.", run.began),
+        gauge_of(&last_success_of(job), "When a run last did all it should, 0 if never.", run.last_success),
+        family("success", "Whether the last run did all it should (1) or not (0).", f64::from(u8::from(run.success))),
+    ]
+}
+
+/// What a run of offload did.
+pub(super) fn of_offloaded(offloaded: Offloaded) -> [MetricFamily; 3] {
+    let pruned = offloaded.pruned_objects.map(|objects| sample([], float(objects)));
+    [
+        gauge(
+            "handoff_offload_last_run_bytes",
+            "Size of the blobs that the last run wrote.",
+            vec![sample([], float(offloaded.bytes))],
+        ),
+        gauge(
+            "handoff_offload_last_run_objects",
+            "Blobs that the last run wrote.",
+            vec![sample([], float(offloaded.objects))],
+        ),
+        gauge(
+            "handoff_offload_last_run_pruned_objects",
+            "Blobs that nothing referred to, and that the last run removed.",
+            pruned.into_iter().collect(),
         ),
     ]
 }
 
 /// What compaction has removed so far.
 pub(super) fn of_removed(removed: Removed) -> [MetricFamily; 2] {
+    let [records, bytes] = REMOVED;
     [
         counter(
-            "handoff_compact_reclaimed_bytes_total",
+            bytes,
             "Bytes of the records that compaction has removed from the queue.",
             vec![sample([], removed.bytes)],
         ),
-        counter(
-            "handoff_compact_removed_records_total",
-            "Records that compaction has removed from the queue.",
-            vec![sample([], removed.records)],
-        ),
+        counter(records, "Records that compaction has removed from the queue.", vec![sample([], removed.records)]),
     ]
 }
 

@@ -37,6 +37,17 @@ pub struct JobRun {
     pub duration: f64,
 }
 
+/// What a run of offload did.
+#[derive(Clone, Copy, Debug)]
+pub struct Offloaded {
+    /// How many blobs were written.
+    pub objects: u64,
+    /// How many bytes they have.
+    pub bytes: u64,
+    /// How many blobs were removed, if that could be done.
+    pub pruned_objects: Option<u64>,
+}
+
 /// What compaction has removed so far.
 #[derive(Clone, Copy, Debug)]
 pub struct Removed {
@@ -64,6 +75,24 @@ pub fn render_compact(run: JobRun, removed: Option<Removed>) -> prometheus::Resu
     let removed = removed.into_iter().flat_map(families::of_removed);
     encode(families::of_job("compact", run).into_iter().chain(removed))
 }
+
+/// Everything in `handoff_offload.prom`. What a run that failed did, nobody knows.
+///
+/// # Errors
+/// If a family contradicts itself, which would be a bug.
+pub fn render_offload(run: JobRun, offloaded: Option<Offloaded>) -> prometheus::Result<String> {
+    let offloaded = offloaded.into_iter().flat_map(families::of_offloaded);
+    encode(families::of_job("offload", run).into_iter().chain(offloaded))
+}
+
+/// The metric by which a run of a maintenance job tells the next when it succeeded.
+#[must_use]
+pub fn last_success_of(job: &str) -> String {
+    format!("handoff_{job}_last_success_timestamp_seconds")
+}
+
+/// The counters by which runs of compaction tell the next what was removed: records and bytes.
+pub const REMOVED: [&str; 2] = ["handoff_compact_removed_records_total", "handoff_compact_reclaimed_bytes_total"];
 
 fn encode(families: impl Iterator<Item = MetricFamily>) -> prometheus::Result<String> {
     let mut text = String::new();

@@ -40,6 +40,11 @@ impl Temporary {
     /// One that is to become `directory/name`.
     pub(super) fn beside(directory: &Path, name: &OsStr) -> io::Result<Self> {
         remove_abandoned(directory, name);
+        Self::new(directory, name)
+    }
+
+    /// One in `directory`, for `name`. What dead runs have left is not looked for.
+    pub(super) fn new(directory: &Path, name: &OsStr) -> io::Result<Self> {
         let mut prefix = prefix(name);
         prefix.push(format!("{}.", std::process::id()));
         loop {
@@ -65,6 +70,15 @@ impl Temporary {
     /// Moves it to `target`, in place of what stands there. It is locked until it is closed.
     pub(super) fn persist(self, target: &Path) -> io::Result<File> {
         self.0.persist(target).map_err(|error| error.error)
+    }
+
+    /// Has `rename` move it away from its path, and closes it.
+    pub(super) fn persist_by<E>(self, rename: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+        rename(self.0.path())?;
+        // What is no longer there need not be removed.
+        let (_, path) = self.0.into_parts();
+        drop(path.keep());
+        Ok(())
     }
 
     /// Moves it to `target`, where nothing must stand.

@@ -32,14 +32,20 @@ pub(super) fn copy(from: &File, to: &File) -> io::Result<()> {
 
 /// Gives `file`, made beside the queue, to the owner of its directory if we are root: workers must be able to use it.
 pub(super) fn adopt(file: &File, directory: &Metadata) -> io::Result<()> {
+    give_to_owner_of(file, directory)?;
+    // Who may change the directory may use the file.
+    file.set_permissions(Permissions::from_mode(directory.mode() & 0o666))
+}
+
+/// Gives `file` to the owner of `directory` if we are root, and at least to its group if we can.
+pub(super) fn give_to_owner_of(file: &File, directory: &Metadata) -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
-        fchown(file, Some(directory.uid()), Some(directory.gid()))?;
+        fchown(file, Some(directory.uid()), Some(directory.gid()))
     } else {
         // Others can give it at most to a group of theirs.
         let _ = fchown(file, None, Some(directory.gid()));
+        Ok(())
     }
-    // Who may change the directory may use the file.
-    file.set_permissions(Permissions::from_mode(directory.mode() & 0o666))
 }
 
 fn mode(metadata: &Metadata) -> u32 {

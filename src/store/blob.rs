@@ -2,16 +2,18 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, openat, statat, unlinkat, utimensat,
+};
 use rustix::io::Errno;
 use walkdir::{DirEntry, WalkDir};
 
-use super::{Error, ErrorKind, uninterrupted};
+use super::{Error, ErrorKind, lock, uninterrupted};
 use crate::format::blob::{Digest, Hasher, is_blob_directory};
 use crate::format::time::Timestamp;
 
@@ -23,8 +25,8 @@ pub struct BlobStore {
     path: PathBuf,
     /// `None` if there is no store.
     directory: Option<File>,
-    /// The directories in it, as far as they have been opened: `None` for what can't be one.
-    directories: [OnceLock<Option<OwnedFd>>; 256],
+    /// The directories in it, as far as they have been opened.
+    directories: [OnceLock<File>; 256],
 }
 
 /// A blob in the store.
@@ -76,22 +78,64 @@ impl BlobStore {
         self.path.join(digest.path())
     }
 
-    /// The directory that a blob lies in; `None` if there is none.
-    pub(super) fn directory_of(&self, digest: &Digest) -> Result<Option<&OwnedFd>, Error> {
-        let Some(store) = &self.directory else { return Ok(None) };
-        let slot = &self.directories[usize::from(digest.first())];
-        if slot.get().is_none() {
-            let name = digest.directory();
+    /// The store's directory.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(super) fn directory(&self) -> Result<&File, Error> {
+        let missing = || Error::io(&self.path, "is no blob store", io::ErrorKind::NotFound.into());
+        self.directory.as_ref().ok_or_else(missing)
+    }
+
+    /// The directory of the blobs whose digests begin with a byte; `None` if there is none.
+    pub(super) fn directory_of(&self, first: u8) -> Result<Option<&File>, Error> {
+        let slot = &self.directories[usize::from(first)];
+        if let (None, Some(store)) = (slot.get(), &self.directory) {
+            let name = format!("{first:02x}");
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            match uninterrupted(|| Ok(openat(store, &name, flags, Mode::empty())?)) {
-                Ok(directory) => drop(slot.set(Some(directory))),
-                // A directory may still be made, but a link or a file is in its way.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                Err(error) if is_no_directory(&error) => drop(slot.set(None)),
-                Err(error) => return Err(Error::io(&self.path.join(name), "cannot be opened", error)),
+            match openat(store, &name, flags, Mode::empty()) {
+                Ok(directory) => drop(slot.set(directory.into())),
+                // A link or a file is none.
+                Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => {}
+                Err(error) => return Err(Error::io(&self.path.join(name), "cannot be opened", error.into())),
             }
         }
-        Ok(slot.get().and_then(Option::as_ref))
+        Ok(slot.get())
+    }
+
+    /// Locks the store: shared by those who put, exclusively by who prunes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when the time is up.
+    pub(super) fn lock(&self, timeout: Duration, mode: lock::Mode) -> Result<File, Error> {
+        let failed = |error: Errno| Error::io(&self.path, "cannot be opened", error.into());
+        // A description of its own, for that is what a lock belongs to.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = File::from(openat(self.directory()?, ".", flags, Mode::empty()).map_err(failed)?);
+        lock::wait(directory, &self.path, timeout, mode)?.ok_or_else(|| lock::busy(&self.path, timeout))
+    }
+
+    /// Sets the time of modification of a blob to now, if it is there.
+    ///
+    /// # Errors
+    /// If that can't be done.
+    pub(super) fn refresh(&self, digest: &Digest) -> Result<(), Error> {
+        let Some(directory) = self.directory_of(digest.first())? else { return Ok(()) };
+        let only = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+        let now = Timestamps { last_access: only(UTIME_OMIT), last_modification: only(UTIME_NOW) };
+        match utimensat(directory, digest.to_string(), &now, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(Error::io(&self.path_of(digest), "cannot be given a new time", error.into())),
+        }
+    }
+
+    /// Removes a blob.
+    pub(super) fn remove(&self, digest: &Digest) -> Result<(), Error> {
+        let Some(directory) = self.directory_of(digest.first())? else { return Ok(()) };
+        match unlinkat(directory, digest.to_string(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(Error::io(&self.path_of(digest), "cannot be removed", error.into())),
+        }
     }
 
     /// Opens a blob for reading, with its size; `None` if it isn't there.
@@ -99,19 +143,17 @@ impl BlobStore {
     /// # Errors
     /// If it can't be opened.
     pub fn open_blob(&self, digest: &Digest) -> Result<Option<(File, u64)>, Error> {
-        let Some(directory) = self.directory_of(digest)? else { return Ok(None) };
+        let Some(directory) = self.directory_of(digest.first())? else { return Ok(None) };
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let open = || -> io::Result<(File, Metadata)> {
-            let file = File::from(uninterrupted(|| Ok(openat(directory, digest.to_string(), flags, Mode::empty())?))?);
-            let metadata = file.metadata()?;
-            Ok((file, metadata))
+        let failed = |error| Error::io(&self.path_of(digest), "cannot be opened", error);
+        let file = match openat(directory, digest.to_string(), flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            // A link or a socket is no blob.
+            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(failed(error.into())),
         };
-        match open() {
-            Ok((file, metadata)) => Ok(metadata.is_file().then_some((file, metadata.len()))),
-            // A link, or a socket.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ELOOP | libc::ENXIO)) => Ok(None),
-            Err(error) => Err(Error::io(&self.path_of(digest), "cannot be opened", error)),
-        }
+        let metadata = file.metadata().map_err(failed)?;
+        Ok(metadata.is_file().then_some((file, metadata.len())))
     }
 
     /// Whether a blob is there.
@@ -119,7 +161,7 @@ impl BlobStore {
     /// # Errors
     /// If that can't be found out.
     pub fn exists(&self, digest: &Digest) -> Result<bool, Error> {
-        let Some(directory) = self.directory_of(digest)? else { return Ok(false) };
+        let Some(directory) = self.directory_of(digest.first())? else { return Ok(false) };
         match statat(directory, digest.to_string(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode).is_file()),
             Err(Errno::NOENT) => Ok(false),
@@ -220,7 +262,5 @@ impl Blob {
 /// How many bytes are read at once.
 pub(super) const BUFFER: usize = 256 * 1024;
 
-/// Whether a directory can't be opened because it is a link or a file.
-pub(super) fn is_no_directory(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR))
-}
+/// What temporary files in the store are named after.
+pub(super) const TEMPORARY: &str = "blob";

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use super::files::{Finding, QueueFiles, read_error};
+use super::files::{QueueFiles, read_error};
 pub use super::replace::Rewritten;
-use super::replace::{self, LineSet, Segment};
+use super::replace::{self, Fate, Fates, Segment};
 use super::scan::{self, Fold, ReadOptions, for_each_chunk};
-use super::{Error, ErrorKind};
+use super::{Error, unreadable_ledger};
 use crate::format::lines::LineSplitter;
 use crate::format::retention::{Plan, Policy};
 
@@ -32,7 +32,7 @@ pub fn preview(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Re
         plan = judged;
         Ok(rewrite)
     })?;
-    Ok(Outcome { plan, rewritten: rewritten.unwrap_or_else(|| of_nothing(files)) })
+    Ok(Outcome { plan, rewritten: rewritten.unwrap_or_else(|| Rewritten::of_nothing(files)) })
 }
 
 /// Removes what has been done for long enough, and takes over what reached earlier generations of the queue.
@@ -46,12 +46,7 @@ pub fn compact(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Re
         plan = judged;
         Ok(rewrite)
     })?;
-    Ok(Outcome { plan, rewritten: rewritten.unwrap_or_else(|| of_nothing(files)) })
-}
-
-fn of_nothing(files: &QueueFiles) -> Rewritten {
-    let message = "does not exist, so there is nothing to compact: if it should, correct the path";
-    Rewritten { findings: vec![Finding::new(&files.queue, message)], ..Rewritten::default() }
+    Ok(Outcome { plan, rewritten: rewritten.unwrap_or_else(|| Rewritten::of_nothing(files)) })
 }
 
 /// Judges the first `end` bytes of the queue.
@@ -61,15 +56,12 @@ fn judge(
     end: u64,
     options: &ReadOptions,
     policy: &Policy,
-) -> Result<(Plan, replace::Plan), Error> {
+) -> Result<(Plan, replace::Plan<'static>), Error> {
     let new = || Judged { options, policy, plan: Plan::new(policy), segments: Vec::new() };
     let Judged { plan, segments, .. } =
         scan::scan(file, end, options, new).map_err(|error| read_error(&files.queue, error))?;
     if let Some(fault) = &plan.unreadable_ledger {
-        let what = format!("the ledger cannot be read ({}), so nothing may be rewritten", fault.malformed.detail);
-        return Err(Error::new(ErrorKind::BadData, &files.queue, what)
-            .at_line(fault.line)
-            .advise("mend it as the README says of a damaged ledger; without it, counters start again"));
+        return Err(unreadable_ledger(&files.queue, fault));
     }
     let rewrite = replace::Plan { ledger: plan.ledger(), segments, changes: plan.removed.lines > 0 };
     Ok((plan, rewrite))
@@ -80,19 +72,21 @@ struct Judged<'a> {
     options: &'a ReadOptions,
     policy: &'a Policy,
     plan: Plan,
-    segments: Vec<Segment>,
+    segments: Vec<Segment<'static>>,
 }
 
 impl Fold for Judged<'_> {
     fn add_segment(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
         let mut splitter = LineSplitter::new(self.options.max_line);
-        let mut dropped = LineSet::default();
+        let mut fates = Fates::default();
         let before = self.plan.kept.bytes;
         for_each_chunk(file, range.clone(), self.options.buffer, |chunk| {
-            splitter.push(chunk, |line| dropped.push(!self.plan.add(line, self.policy)));
+            splitter.push(chunk, |line| {
+                fates.push(if self.plan.add(line, self.policy) { Fate::Kept } else { Fate::Dropped });
+            });
             Ok(true)
         })?;
-        self.segments.push(Segment { range, dropped, kept_bytes: self.plan.kept.bytes - before });
+        self.segments.push(Segment { range, fates, edit: None, kept_bytes: self.plan.kept.bytes - before });
         Ok(())
     }
 

@@ -56,6 +56,12 @@ impl Error {
         Self { line: Some(line), ..self }
     }
 
+    /// What went wrong, without the file's name and everything else around it.
+    #[must_use]
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
     /// The class of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -116,29 +116,34 @@ fn create(path: &Path, queue_directory: &Path) -> Result<(), Error> {
     }
 }
 
+/// Who else may hold a lock.
 #[derive(Clone, Copy)]
-enum Mode {
+pub(super) enum Mode {
+    /// All who share it.
     Shared,
+    /// Nobody.
     Exclusive,
+}
+
+/// Says that the time is up.
+pub(super) fn busy(path: &Path, timeout: Duration) -> Error {
+    let what = format!("still locked after {timeout:?}{}", held_by(path));
+    Error::new(ErrorKind::Busy, path, what).advise("try again")
 }
 
 /// Locks `file`, which was opened at `path`, until `timeout` after `start`; `None` if the lock file has been replaced meanwhile, so
 /// that whoever locks now locks another.
 fn lock(file: File, path: &Path, start: Instant, timeout: Duration, mode: Mode) -> Result<Option<File>, Error> {
-    let busy = || {
-        let what = format!("still locked after {timeout:?}{}", held_by(path));
-        Error::new(ErrorKind::Busy, path, what).advise("try again")
-    };
     let remaining = timeout.saturating_sub(start.elapsed());
-    let file = wait(file, path, remaining, mode)?.ok_or_else(busy)?;
+    let file = wait(file, path, remaining, mode)?.ok_or_else(|| busy(path, timeout))?;
     if is_still_at(&file, path)? {
         return Ok(Some(file));
     }
-    if start.elapsed() > timeout { Err(busy()) } else { Ok(None) }
+    if start.elapsed() > timeout { Err(busy(path, timeout)) } else { Ok(None) }
 }
 
 /// Locks `file`; `None` if that takes longer than `timeout`.
-fn wait(file: File, path: &Path, timeout: Duration, mode: Mode) -> Result<Option<File>, Error> {
+pub(super) fn wait(file: File, path: &Path, timeout: Duration, mode: Mode) -> Result<Option<File>, Error> {
     let failed = |error| Error::io(path, "cannot be locked", error);
     let tried = uninterrupted(|| match mode {
         Mode::Shared => fs2::FileExt::try_lock_shared(&file),

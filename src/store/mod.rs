@@ -6,11 +6,15 @@
 pub mod atomic_file;
 mod attributes;
 pub mod blob;
+pub mod blob_check;
+mod blob_writer;
 pub mod compact;
 mod error;
 pub mod files;
 mod lease;
 mod lock;
+pub mod offload;
+mod prune;
 pub mod queue;
 mod replace;
 pub mod scan;
@@ -22,6 +26,7 @@ use std::path::{Path, PathBuf};
 pub use error::{Error, ErrorKind};
 
 use crate::format::lines::{LineSplitter, RawLine};
+use crate::format::summary::MalformedLine;
 
 /// Opens a regular file for reading; `None` if there is none.
 ///
@@ -98,6 +103,14 @@ pub fn find_line(path: &Path, prefix: &str) -> Result<Option<String>, Error> {
             }
         });
     }
+}
+
+/// Says that nothing may be rewritten, because nobody could tell any more what was removed.
+pub(crate) fn unreadable_ledger(queue: &Path, fault: &MalformedLine) -> Error {
+    let what = format!("the ledger cannot be read ({}), so nothing may be rewritten", fault.malformed.detail);
+    Error::new(ErrorKind::BadData, queue, what)
+        .at_line(fault.line)
+        .advise("mend it as the README says of a damaged ledger; without it, counters start again")
 }
 
 /// Calls `operation` until no signal interrupts it.

@@ -33,58 +33,84 @@ use crate::format::retention::Amount;
 use crate::format::time::Timestamp;
 
 /// What a tool makes of the whole lines of the queue.
-#[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct Plan<'e> {
     /// The ledger, with the generations that it has listed so far.
     pub(super) ledger: Ledger,
     /// All lines.
-    pub(super) segments: Vec<Segment>,
+    pub(super) segments: Vec<Segment<'e>>,
     /// Whether there is anything to change.
     pub(super) changes: bool,
 }
 
-/// Whole lines of the queue, and which of them go on.
-#[derive(Debug)]
-pub(super) struct Segment {
+/// Whole lines of the queue, and what becomes of them.
+pub(super) struct Segment<'e> {
     /// Where they are.
     pub(super) range: Range<u64>,
-    /// The lines that do not go on.
-    pub(super) dropped: LineSet,
-    /// How many bytes the others have.
+    /// What becomes of each.
+    pub(super) fates: Fates,
+    /// Makes a line, without its `\n`, of one that changes: the same at any time.
+    pub(super) edit: Option<&'e Edit<'e>>,
+    /// How many bytes they will have.
     pub(super) kept_bytes: u64,
 }
 
-impl Segment {
+pub(super) type Edit<'e> = dyn Fn(&[u8]) -> Vec<u8> + Sync + 'e;
+
+impl Segment<'_> {
     /// Lines that all go on.
     fn kept(range: Range<u64>) -> Self {
         let kept_bytes = range.end - range.start;
-        Self { range, dropped: LineSet::default(), kept_bytes }
+        Self { range, fates: Fates::default(), edit: None, kept_bytes }
     }
 }
 
-/// A set of the lines of a segment, one bit a line, in order.
+/// What becomes of a line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It goes on as it is.
+    #[default]
+    Kept,
+    /// It doesn't go on.
+    Dropped,
+    /// It goes on changed.
+    Edited,
+}
+
+/// The fates of the lines of a segment, two bits a line, in order.
 #[derive(Debug, Default)]
-pub(super) struct LineSet {
+pub(super) struct Fates {
     bits: Vec<u64>,
     len: u64,
 }
 
-impl LineSet {
-    /// Says of the next line whether it is in the set.
-    pub(super) fn push(&mut self, is_in: bool) {
-        if self.len.is_multiple_of(64) {
+impl Fates {
+    const PER_WORD: u64 = 32;
+
+    /// Says what becomes of the next line.
+    pub(super) fn push(&mut self, fate: Fate) {
+        if self.len.is_multiple_of(Self::PER_WORD) {
             self.bits.push(0);
         }
-        if let Some(last) = self.bits.last_mut() {
-            *last |= u64::from(is_in) << (self.len % 64);
-        }
         self.len += 1;
+        self.set(self.len - 1, fate);
     }
 
-    /// Whether a line, counted from 0, is in the set.
-    fn contains(&self, line: u64) -> bool {
-        let word = usize::try_from(line / 64).ok().and_then(|index| self.bits.get(index));
-        word.is_some_and(|word| word >> (line % 64) & 1 == 1)
+    /// Says what becomes of a line, counted from 0, after all.
+    pub(super) fn set(&mut self, line: u64, fate: Fate) {
+        if let Some(word) = usize::try_from(line / Self::PER_WORD).ok().and_then(|index| self.bits.get_mut(index)) {
+            let place = line % Self::PER_WORD * 2;
+            *word = *word & !(3 << place) | (fate as u64) << place;
+        }
+    }
+
+    /// What becomes of a line, counted from 0.
+    fn of(&self, line: u64) -> Fate {
+        let word = usize::try_from(line / Self::PER_WORD).ok().and_then(|index| self.bits.get(index));
+        match word.map_or(0, |word| word >> (line % Self::PER_WORD * 2) & 3) {
+            0 => Fate::Kept,
+            1 => Fate::Dropped,
+            _ => Fate::Edited,
+        }
     }
 }
 
@@ -107,17 +133,25 @@ pub struct Rewritten {
     pub unsettled: Option<Error>,
 }
 
+impl Rewritten {
+    /// What becomes of a queue that doesn't exist.
+    pub(super) fn of_nothing(files: &QueueFiles) -> Self {
+        let message = "does not exist, so there is nothing to do: if it should, correct the path";
+        Self { findings: vec![Finding::new(&files.queue, message)], ..Self::default() }
+    }
+}
+
 /// Does to the queue what `plan` wants, and takes over what reached earlier generations of it; `None` if there is no queue.
 ///
 /// `plan` is given the queue and where its last whole line ends.
 ///
 /// # Errors
 /// If any step fails. The queue is then as it was, unless the message says otherwise.
-pub(super) fn rewrite(
+pub(super) fn rewrite<'e>(
     files: &QueueFiles,
     lock_timeout: Duration,
     now: Timestamp,
-    plan: impl FnOnce(&File, u64) -> Result<Plan, Error>,
+    plan: impl FnOnce(&File, u64) -> Result<Plan<'e>, Error>,
 ) -> Result<Option<Rewritten>, Error> {
     files.require_directory()?;
     // Where there is no queue, not even a lock file is made. To open it, the lock must be held.
@@ -152,10 +186,10 @@ pub(super) fn rewrite(
 ///
 /// # Errors
 /// If the queue can't be read.
-pub(super) fn preview(
+pub(super) fn preview<'e>(
     files: &QueueFiles,
     lock_timeout: Duration,
-    mut plan: impl FnMut(&File, u64) -> Result<Plan, Error>,
+    mut plan: impl FnMut(&File, u64) -> Result<Plan<'e>, Error>,
 ) -> Result<Option<Rewritten>, Error> {
     files.require_directory()?;
     let look = || {
@@ -452,7 +486,7 @@ impl<'l> Snapshot<'l> {
     fn replace(
         self,
         totals: LedgerTotals,
-        segments: &[Segment],
+        segments: &[Segment<'_>],
         drain: &Drain,
         now: Timestamp,
     ) -> Result<Committed, Error> {
@@ -550,9 +584,9 @@ impl<'l> Snapshot<'l> {
     }
 
     /// Writes the segments one after the other from `start` on, and returns where they end.
-    fn write_segments(&self, segments: &[Segment], to: &File, start: u64) -> io::Result<u64> {
+    fn write_segments(&self, segments: &[Segment<'_>], to: &File, start: u64) -> io::Result<u64> {
         let mut end = start;
-        let places: Vec<(&Segment, u64)> = segments
+        let places: Vec<(&Segment<'_>, u64)> = segments
             .iter()
             .map(|segment| {
                 let at = end;
@@ -645,29 +679,25 @@ const BUFFER: usize = 256 * 1024;
 const WRITE_BACK: u64 = 8 * 1024 * 1024;
 
 /// Copies the lines of a segment that go on, which must be as many bytes as planned, and returns where they end.
-fn copy(from: &File, segment: &Segment, to: &File, start: u64) -> io::Result<u64> {
+fn copy(from: &File, segment: &Segment<'_>, to: &File, start: u64) -> io::Result<u64> {
     let mut output = Output { file: to, at: start, written_back: start };
-    let mut kept = Vec::with_capacity(BUFFER);
+    let mut lines = Lines { segment, kept: Vec::with_capacity(BUFFER), edited: Vec::new() };
     let mut line = 0;
-    let mut keeps = !segment.dropped.contains(line);
+    let mut fate = segment.fates.of(line);
     for_each_chunk(from, segment.range.clone(), BUFFER, |chunk| {
         let mut start = 0;
         for newline in memchr::memchr_iter(b'\n', chunk) {
             line += 1;
-            let keeps_next = !segment.dropped.contains(line);
-            if keeps != keeps_next {
-                if keeps {
-                    kept.extend_from_slice(&chunk[start..=newline]);
-                }
+            let next = segment.fates.of(line);
+            if fate != next || fate == Fate::Edited {
+                lines.add(fate, &chunk[start..=newline]);
                 start = newline + 1;
-                keeps = keeps_next;
+                fate = next;
             }
         }
-        if keeps {
-            kept.extend_from_slice(&chunk[start..]);
-        }
-        output.write(&kept)?;
-        kept.clear();
+        lines.add(fate, &chunk[start..]);
+        output.write(&lines.kept)?;
+        lines.kept.clear();
         Ok(true)
     })?;
     if output.at - start != segment.kept_bytes {
@@ -675,6 +705,33 @@ fn copy(from: &File, segment: &Segment, to: &File, start: u64) -> io::Result<u64
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(output.at)
+}
+
+/// Lines on their way into a new file.
+struct Lines<'s> {
+    segment: &'s Segment<'s>,
+    /// What is to be written.
+    kept: Vec<u8>,
+    /// The beginning of a line that is to be changed.
+    edited: Vec<u8>,
+}
+
+impl Lines<'_> {
+    /// Adds the next piece, which ends with its line if that is to be changed, unless the line goes on in the next piece.
+    fn add(&mut self, fate: Fate, piece: &[u8]) {
+        match (fate, self.segment.edit) {
+            (Fate::Dropped, _) => {}
+            (Fate::Edited, Some(edit)) => {
+                self.edited.extend_from_slice(piece);
+                if let Some(line) = self.edited.strip_suffix(b"\n") {
+                    self.kept.extend_from_slice(&edit(line));
+                    self.kept.push(b'\n');
+                    self.edited = Vec::new();
+                }
+            }
+            (Fate::Kept | Fate::Edited, _) => self.kept.extend_from_slice(piece),
+        }
+    }
 }
 
 /// A place in a file that is being written.

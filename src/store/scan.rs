@@ -118,7 +118,7 @@ pub(super) fn segments(file: &File, size: u64, options: &ReadOptions) -> io::Res
 }
 
 /// Where the first line begins whose predecessor ends in `range`.
-fn next_line(file: &File, range: Range<u64>) -> io::Result<u64> {
+pub(super) fn next_line(file: &File, range: Range<u64>) -> io::Result<u64> {
     let (mut position, end) = (range.start, range.end);
     let mut found = None;
     for_each_chunk(file, range, 16 * 1024, |chunk| {

@@ -1142,9 +1142,7 @@ fn a_missing_queue_is_nothing_to_compact() {
         assert_eq!(run.code, Some(0), "{}", run.stderr);
         let first = run.stderr.lines().next().unwrap();
         assert!(
-            first.ends_with(
-                "queue.jsonl: does not exist, so there is nothing to compact: if it should, correct the path"
-            ),
+            first.ends_with("queue.jsonl: does not exist, so there is nothing to do: if it should, correct the path"),
             "{first}"
         );
         // A wrong path must leave nothing behind.

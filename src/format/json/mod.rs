@@ -87,7 +87,7 @@ impl<'a> Document<'a> {
     }
 
     /// The place of the first value, which a byte order mark may precede.
-    fn start(&self) -> Cursor<'_, 'a> {
+    pub(super) fn start(&self) -> Cursor<'_, 'a> {
         let mut cursor = self.cursor(if self.text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 });
         cursor.skip_space();
         cursor

@@ -1,0 +1,261 @@
+//! Checking the blob store against the queue.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use memchr::memmem::Finder;
+
+use super::blob::{Blob, BlobStore, BlobUsage};
+use super::files::{OpenQueue, QueueFiles, read_error};
+use super::scan::{ReadOptions, for_each_chunk};
+use super::{Error, ErrorKind, lock, prune};
+use crate::format::blob::{ARTIFACT_REF, Digest, Handle, References, for_each_handle};
+use crate::format::envelope::{self, Line};
+use crate::format::lines::{LineSplitter, RawLine};
+use crate::format::time::Timestamp;
+
+/// What is wrong with a store, or with what refers to it.
+#[derive(Debug, Default)]
+pub struct Problems {
+    /// Blobs that are referred to, but aren't there.
+    pub missing: Vec<Missing>,
+    /// Blobs whose bytes are not those that they are named after, and what they have instead.
+    pub corrupt: Vec<(Digest, String)>,
+    /// Blobs that nothing refers to.
+    pub orphaned: Vec<Blob>,
+    /// What looks like a handle, but is none or says what isn't so.
+    pub forged: Vec<Forged>,
+    /// All blobs in the store.
+    pub usage: BlobUsage,
+}
+
+/// A blob that isn't there.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Its name.
+    pub digest: Digest,
+    /// What refers to it first.
+    pub path: PathBuf,
+    /// In which line, from 1, if that is known.
+    pub line: Option<u64>,
+}
+
+/// Something that looks like a handle.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Forged {
+    /// In which file.
+    pub path: PathBuf,
+    /// In which line, from 1.
+    pub line: u64,
+    /// The id of the record, if it is one.
+    pub id: Option<String>,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+impl Problems {
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.corrupt.is_empty() && self.orphaned.is_empty() && self.forged.is_empty()
+    }
+}
+
+/// Compares the store with the queue and its earlier generations, and each blob with its name.
+///
+/// # Errors
+/// If anything can't be read.
+pub fn check(files: &QueueFiles, options: &ReadOptions) -> Result<Problems, Error> {
+    let mut problems = of_queue(files, options)?;
+    let store = BlobStore::open(&files.blobs)?;
+    let mut missing = BTreeMap::new();
+    store.for_each(|blob| {
+        let mut references = References::default();
+        let mut referred = Vec::new();
+        let read = store.read(&blob.digest, |bytes| {
+            references.push(bytes, |digest| referred.push(digest));
+            Ok(())
+        });
+        references.finish(|digest| referred.push(digest));
+        match read {
+            Err(error) if error.kind() == ErrorKind::BadData => {
+                problems.corrupt.push((blob.digest, error.what().to_owned()));
+            }
+            // It has been removed since it was listed.
+            Ok(None) => return Ok(()),
+            read => {
+                read?;
+            }
+        }
+        problems.usage += blob;
+        for digest in referred {
+            if !store.exists(&digest)? {
+                missing.entry(digest).or_insert_with(|| store.path_of(&blob.digest));
+            }
+        }
+        Ok(())
+    })?;
+    missing.retain(|digest, _| problems.missing.iter().all(|known| known.digest != *digest));
+    let nested = missing.into_iter().map(|(digest, path)| Missing { digest, path, line: None });
+    problems.missing.extend(nested);
+    prune::for_each_unwanted(files, Timestamp::from_micros(i64::MAX), |blob| {
+        problems.orphaned.push(blob);
+        Ok(())
+    })?;
+    Ok(problems)
+}
+
+/// What the store holds and lacks, without reading blobs that something refers to unless they may refer to others.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// All blobs.
+    pub usage: BlobUsage,
+    /// Those that nothing refers to.
+    pub orphaned: BlobUsage,
+    /// How many bytes the largest has.
+    pub largest_bytes: u64,
+    /// When the oldest was put last.
+    pub oldest: Option<Timestamp>,
+    /// How many blobs are referred to, but aren't there.
+    pub missing: u64,
+}
+
+/// Sums up the store.
+///
+/// # Errors
+/// If anything can't be read.
+pub fn stats(files: &QueueFiles, options: &ReadOptions) -> Result<Stats, Error> {
+    let mut stats = Stats { missing: of_queue(files, options)?.missing.len() as u64, ..Stats::default() };
+    BlobStore::open(&files.blobs)?.for_each(|blob| {
+        stats.usage += blob;
+        stats.largest_bytes = stats.largest_bytes.max(blob.bytes);
+        stats.oldest = Some(stats.oldest.map_or(blob.modified, |oldest| oldest.min(blob.modified)));
+        Ok(())
+    })?;
+    prune::for_each_unwanted(files, Timestamp::from_micros(i64::MAX), |blob| {
+        stats.orphaned += blob;
+        Ok(())
+    })?;
+    Ok(stats)
+}
+
+/// What is wrong with the references in the queue and its earlier generations.
+fn of_queue(files: &QueueFiles, options: &ReadOptions) -> Result<Problems, Error> {
+    lock::shared(&files.lock, options.lock_timeout, || {
+        // Not before the lock is held: a store that appears later would be taken for absent.
+        let store = BlobStore::open(&files.blobs)?;
+        let mut look = Look { store, options, missing: BTreeMap::new(), forged: Vec::new() };
+        if let Some(queue) = OpenQueue::open(files)? {
+            look.add_lines(&files.queue, &queue.file, queue.metadata.len())?;
+            // Nearly all lines of earlier generations are in the queue too.
+            for generation in queue.generations.iter().filter(|generation| !generation.is_queue) {
+                let Ok(file) = generation.open(&queue.metadata) else { continue };
+                let size = file.metadata().map_err(|error| read_error(&generation.path, error))?.len();
+                look.add_bytes(&generation.path, &file, size)?;
+            }
+        }
+        let missing = look.missing.into_iter().map(|(digest, (path, line))| Missing { digest, path, line });
+        let mut missing: Vec<Missing> = missing.collect();
+        missing.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+        Ok(Problems { missing, forged: look.forged, ..Problems::default() })
+    })
+    .map(|(problems, _)| problems)
+}
+
+/// A look at the references in files.
+struct Look<'a> {
+    store: BlobStore,
+    options: &'a ReadOptions,
+    missing: BTreeMap<Digest, (PathBuf, Option<u64>)>,
+    forged: Vec<Forged>,
+}
+
+impl Look<'_> {
+    /// Looks at the lines of the queue.
+    fn add_lines(&mut self, path: &Path, file: &File, size: u64) -> Result<(), Error> {
+        let (reference, artifact_ref) = (Finder::new("blob/"), Finder::new(ARTIFACT_REF));
+        let (mut splitter, mut number, mut result) = (LineSplitter::new(self.options.max_line), 0, Ok(()));
+        let read = for_each_chunk(file, 0..size, self.options.buffer, |chunk| {
+            splitter.push(chunk, |line| {
+                number += 1;
+                let RawLine::Whole(line) = line else { return };
+                if result.is_ok() && reference.find(line).is_some() {
+                    let mut references = References::default();
+                    references.push(line, |digest| self.add(digest, path, Some(number), &mut result));
+                    references.finish(|digest| self.add(digest, path, Some(number), &mut result));
+                }
+                if result.is_ok() && artifact_ref.find(line).is_some() {
+                    result = self.add_handles(path, number, line);
+                }
+            });
+            Ok(result.is_ok())
+        });
+        read.map_err(|error| read_error(path, error)).and(result)?;
+        // What lies in lines that are too long, or after the last of them.
+        self.add_bytes(path, file, size)
+    }
+
+    /// Looks at a file for references only.
+    fn add_bytes(&mut self, path: &Path, file: &File, size: u64) -> Result<(), Error> {
+        let (mut references, mut result) = (References::default(), Ok(()));
+        let read = for_each_chunk(file, 0..size, self.options.buffer, |chunk| {
+            references.push(chunk, |digest| self.add(digest, path, None, &mut result));
+            Ok(result.is_ok())
+        });
+        references.finish(|digest| self.add(digest, path, None, &mut result));
+        read.map_err(|error| read_error(path, error)).and(result)
+    }
+
+    fn add(&mut self, digest: Digest, path: &Path, line: Option<u64>, result: &mut Result<(), Error>) {
+        match self.store.exists(&digest) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.missing.entry(digest).or_insert_with(|| (path.to_owned(), line));
+            }
+            Err(error) => *result = Err(error),
+        }
+    }
+
+    fn add_handles(&mut self, path: &Path, number: u64, line: &[u8]) -> Result<(), Error> {
+        let Ok(text) = std::str::from_utf8(line) else { return Ok(()) };
+        let mut result = Ok(());
+        for_each_handle(text, |handle| {
+            let fault = match &handle {
+                None => Ok(Some("refers to a blob as a handle does, but is none".to_owned())),
+                Some(handle) => self.fault_of(handle),
+            };
+            match fault {
+                Ok(None) => {}
+                Ok(Some(what)) => {
+                    let id = match envelope::parse(line) {
+                        Ok(Line::Record(envelope)) => Some(envelope.id.into_owned()),
+                        _ => None,
+                    };
+                    self.forged.push(Forged { path: path.to_owned(), line: number, id, what });
+                }
+                Err(error) => result = Err(error),
+            }
+        });
+        result
+    }
+
+    /// What a handle says that isn't so.
+    fn fault_of(&self, handle: &Handle<'_>) -> Result<Option<String>, Error> {
+        // Whose blob is missing is told anyway.
+        let Some((file, size)) = self.store.open_blob(&handle.digest)? else { return Ok(None) };
+        let mut beginning = vec![0; handle.summary.len()];
+        let path = self.store.path_of(&handle.digest);
+        Ok(if size != handle.bytes {
+            Some(format!("says {} bytes of a blob that has {size}: {}", handle.bytes, path.display()))
+        } else if handle.summary.len() as u64 > size
+            || file.read_exact_at(&mut beginning, 0).is_err()
+            || beginning != handle.summary.as_bytes()
+        {
+            Some(format!("has a summary that is not the beginning of its blob: {}", path.display()))
+        } else {
+            None
+        })
+    }
+}

@@ -1,0 +1,249 @@
+//! Putting blobs into the store so that a line may refer to them: whole, and on disk.
+//!
+//! ```text
+//! lock the store shared ─► many times: write temporary, compare ─► fsync each ─► rename each ─► once: fsync the directories
+//! ```
+//!
+//! A file of a batch is flushed only when all of it are written and on their way to the disk: the first fsync then has the file system write
+//! its journal for all, and the others find nothing left to do but to report their own errors.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata, Permissions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{Advice, CWD, Mode, fadvise, mkdirat, renameat};
+use rustix::io::Errno;
+
+use super::atomic_file::Temporary;
+use super::blob::{BUFFER, BlobStore, BlobUsage, TEMPORARY};
+use super::files::Finding;
+use super::{Error, attributes, directory_of, lock};
+use crate::format::blob::{Digest, References};
+
+/// Puts blobs. While there is one, nobody prunes.
+#[derive(Debug)]
+pub(super) struct BlobWriter {
+    store: BlobStore,
+    /// The shared lock on the store's directory.
+    lock: File,
+    /// The metadata of the directory that the queue is in: its owner gets what root makes.
+    owner: Metadata,
+    /// What is written, but not yet in its place.
+    batch: Vec<(Digest, Temporary)>,
+    /// What will be on disk when the writer is finished.
+    put: BTreeSet<Digest>,
+    /// The directories that have to be flushed.
+    changed: BTreeSet<u8>,
+    written: BlobUsage,
+    reused: u64,
+    findings: Vec<Finding>,
+}
+
+/// Blobs that are on disk, and that nobody prunes as long as this lives.
+#[derive(Debug)]
+pub(super) struct Durable {
+    _lock: File,
+    blobs: BTreeSet<Digest>,
+    /// What was written.
+    pub(super) written: BlobUsage,
+    /// How many blobs were there already.
+    pub(super) reused: u64,
+    /// Damaged blobs that were replaced.
+    pub(super) findings: Vec<Finding>,
+}
+
+impl Durable {
+    /// Whether a blob is among them.
+    pub(super) fn contains(&self, digest: &Digest) -> bool {
+        self.blobs.contains(digest)
+    }
+}
+
+/// How many files a batch has at most: all of them are open.
+const MAX_BATCH: usize = 128;
+const FILE_MODE: u32 = 0o640;
+const DIRECTORY_MODE: u32 = 0o750;
+
+impl BlobWriter {
+    /// Opens the store at `path`, and makes it if there is none.
+    ///
+    /// # Errors
+    /// If that fails, if the store is a link that somebody else could have planted, or if it is being pruned for longer than `timeout`.
+    pub(super) fn open(path: &Path, queue_directory: &Path, timeout: Duration) -> Result<Self, Error> {
+        let failed = |error| Error::io(path, "cannot be made", error);
+        let owner =
+            fs::metadata(queue_directory).map_err(|error| Error::io(queue_directory, "cannot be examined", error))?;
+        require_trusted(path)?;
+        match mkdirat(CWD, path, Mode::RWXU) {
+            Ok(()) => File::open(directory_of(path)).and_then(|parent| parent.sync_all()).map_err(failed)?,
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+        let store = BlobStore::open(path)?;
+        adopt(store.directory()?, &owner).map_err(failed)?;
+        let lock = store.lock(timeout, lock::Mode::Shared)?;
+        Ok(Self {
+            store,
+            lock,
+            owner,
+            batch: Vec::new(),
+            put: BTreeSet::new(),
+            changed: BTreeSet::new(),
+            written: BlobUsage::default(),
+            reused: 0,
+            findings: Vec::new(),
+        })
+    }
+
+    /// Sees to it that a blob will be on disk when the writer is [finished](Self::finish).
+    ///
+    /// # Errors
+    /// If it can't be written. What is only half written is then gone.
+    pub(super) fn put(&mut self, digest: Digest, content: &[u8]) -> Result<(), Error> {
+        if !self.put.insert(digest) {
+            return Ok(());
+        }
+        if self.changed.insert(digest.first()) {
+            self.make_directory_of(&digest)?;
+        }
+        // What it refers to has only this reference, perhaps, from now on.
+        let mut references = References::default();
+        let mut referred = Vec::new();
+        references.push(content, |reference| referred.push(reference));
+        references.finish(|reference| referred.push(reference));
+        for reference in referred {
+            self.store.refresh(&reference)?;
+        }
+        if self.has(&digest, content)? {
+            self.reused += 1;
+            return Ok(());
+        }
+        let failed = |error| self.write_error(&digest, error);
+        let temporary = Temporary::new(self.store.path(), OsStr::new(TEMPORARY)).map_err(failed)?;
+        let file = temporary.file();
+        self.fill(file, content).map_err(failed)?;
+        self.written.objects += 1;
+        self.written.bytes += content.len() as u64;
+        self.batch.push((digest, temporary));
+        if self.batch.len() >= MAX_BATCH { self.flush() } else { Ok(()) }
+    }
+
+    /// Writes a file and has it on its way to the disk.
+    fn fill(&self, file: &File, content: &[u8]) -> io::Result<()> {
+        file.write_all_at(content, 0)?;
+        if !holds(file, content)? {
+            return Err(io::Error::other("what was written reads differently"));
+        }
+        attributes::give_to_owner_of(file, &self.owner)?;
+        file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+        // Linux starts to write back what it is told will not be needed. It is advice: should it fail, fsync does it all.
+        let _ = fadvise(file, 0, None, Advice::DontNeed);
+        Ok(())
+    }
+
+    /// Whether the blob is there already, and is what it should be. It then counts as put now.
+    fn has(&mut self, digest: &Digest, content: &[u8]) -> Result<bool, Error> {
+        let Some((file, size)) = self.store.open_blob(digest)? else { return Ok(false) };
+        let path = self.store.path_of(digest);
+        if size == content.len() as u64
+            && holds(&file, content).map_err(|error| Error::io(&path, "cannot be read", error))?
+        {
+            return self.store.refresh(digest).map(|()| true);
+        }
+        self.findings.push(Finding::new(&path, "was damaged, and has been written again"));
+        Ok(false)
+    }
+
+    /// Makes the directory for a blob if there is none.
+    fn make_directory_of(&self, digest: &Digest) -> Result<(), Error> {
+        let path = self.store.path().join(digest.directory());
+        let failed = |error| Error::io(&path, "cannot be made", error);
+        if self.store.directory_of(digest.first())?.is_none() {
+            match mkdirat(self.store.directory()?, digest.directory(), Mode::RWXU) {
+                Ok(()) => self.store.directory()?.sync_all().map_err(failed)?,
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+        }
+        let Some(directory) = self.store.directory_of(digest.first())? else {
+            let what = "is no directory, and no link is followed inside the store";
+            return Err(Error::io(&path, what, io::ErrorKind::NotADirectory.into()).advise("move it away"));
+        };
+        adopt(directory, &self.owner).map_err(failed)
+    }
+
+    /// Brings what is written to the disk and into its place.
+    fn flush(&mut self) -> Result<(), Error> {
+        let batch = std::mem::take(&mut self.batch);
+        for (digest, temporary) in &batch {
+            temporary.file().sync_all().map_err(|error| self.write_error(digest, error))?;
+        }
+        for (digest, temporary) in batch {
+            let Some(directory) = self.store.directory_of(digest.first())? else { continue };
+            let rename = |from: &Path| renameat(CWD, from, directory, digest.to_string());
+            temporary.persist_by(rename).map_err(|error| self.write_error(&digest, error.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Brings everything to the disk that was put. Only now a line may refer to it.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub(super) fn finish(mut self) -> Result<Durable, Error> {
+        self.flush()?;
+        for first in &self.changed {
+            if let Some(directory) = self.store.directory_of(*first)? {
+                directory.sync_all().map_err(|error| {
+                    Error::io(self.store.path(), "cannot be flushed to disk", error).note(UNTOUCHED)
+                })?;
+            }
+        }
+        let Self { lock, put, written, reused, findings, .. } = self;
+        Ok(Durable { _lock: lock, blobs: put, written, reused, findings })
+    }
+
+    fn write_error(&self, digest: &Digest, error: io::Error) -> Error {
+        Error::io(&self.store.path_of(digest), "cannot be written", error).note(UNTOUCHED)
+    }
+}
+
+const UNTOUCHED: &str = "the queue is left as it was";
+
+/// Whether a file begins with these bytes.
+fn holds(file: &File, content: &[u8]) -> io::Result<bool> {
+    let mut buffer = vec![0; BUFFER.min(content.len())];
+    for (index, wanted) in content.chunks(BUFFER).enumerate() {
+        let found = &mut buffer[..wanted.len()];
+        file.read_exact_at(found, (index * BUFFER) as u64)?;
+        if found != wanted {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Makes sure that the store is no link that somebody has planted to have us write elsewhere.
+pub(super) fn require_trusted(path: &Path) -> Result<(), Error> {
+    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
+    let ours = rustix::process::geteuid().as_raw();
+    if metadata.is_symlink() && ![0, ours].contains(&metadata.uid()) {
+        let what = format!("is a symbolic link that belongs to another user, {}, and is not followed", metadata.uid());
+        return Err(Error::io(path, what, io::ErrorKind::PermissionDenied.into()).advise("say --blob-dir"));
+    }
+    Ok(())
+}
+
+/// Gives a directory of the store its owner and mode if it is new: ours, and as mkdir(2) has made it.
+fn adopt(directory: &File, owner: &Metadata) -> io::Result<()> {
+    let metadata = directory.metadata()?;
+    if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o777 != Mode::RWXU.as_raw_mode() {
+        return Ok(());
+    }
+    attributes::give_to_owner_of(directory, owner)?;
+    directory.set_permissions(Permissions::from_mode(DIRECTORY_MODE))
+}

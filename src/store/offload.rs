@@ -1,0 +1,440 @@
+//! Offload: values that are too large for a line move into the blob store, and handles take their place.
+//!
+//! ```text
+//! prune ─► survey under the shared lock: is there anything to move? ─► many times: read some of it under the shared lock, put it into the
+//!   store without ─► the blobs are on disk ─► under the exclusive lock replace the queue: what is in these blobs gets handles
+//! ```
+//!
+//! The lines are read again under each lock, and nothing is concluded from what they were before: a record that has changed, come or gone
+//! meanwhile is found as it is. One whose values are not among the blobs just put waits for the next run.
+
+use std::fs::File;
+use std::io;
+use std::ops::{AddAssign, Range};
+use std::os::unix::fs::FileExt;
+
+use memchr::memmem::Finder;
+
+use super::blob::BlobUsage;
+use super::blob_writer::{BlobWriter, Durable};
+use super::files::{OpenQueue, QueueFiles, read_error};
+pub use super::replace::Rewritten;
+use super::replace::{self, Edit, Fate, Fates, Segment};
+use super::scan::{self, Fold, ReadOptions, for_each_chunk, next_line};
+use super::{Error, directory_of, lock, prune, unreadable_ledger};
+use crate::format::blob::{Digest, MediaType};
+use crate::format::envelope::{self, Envelope, Line};
+use crate::format::ledger::{Ledger, LedgerTotals};
+use crate::format::lines::{LineSplitter, RawLine};
+use crate::format::offload::Rule;
+use crate::format::summary::{MalformedLine, merge_generations};
+use crate::format::time::Timestamp;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// The present.
+    pub now: Timestamp,
+    /// What is too large for a line.
+    pub rule: Rule,
+    /// Blobs that nothing refers to, and that were last put before this time, are removed.
+    pub prune_before: Timestamp,
+}
+
+/// What offload made of a queue.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was moved, or would be, and what was not.
+    pub found: Found,
+    /// The values that would be moved, in a preview.
+    pub values: Vec<Value>,
+    /// The blobs that were written.
+    pub written: BlobUsage,
+    /// How many blobs were there already.
+    pub reused: u64,
+    /// The blobs that were removed, or would be, or why that couldn't be done.
+    pub pruned: Result<BlobUsage, Error>,
+    /// What became of the queue.
+    pub rewritten: Rewritten,
+}
+
+/// What was found to be too large.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Records with values to move.
+    pub records: u64,
+    /// These values.
+    pub values: u64,
+    /// Records with such values that stay, because they are in doubt.
+    pub records_in_doubt: u64,
+    /// Strings that stay, because they hold lone surrogates.
+    pub lone_surrogates: u64,
+}
+
+impl AddAssign for Found {
+    fn add_assign(&mut self, more: Self) {
+        self.records += more.records;
+        self.values += more.values;
+        self.records_in_doubt += more.records_in_doubt;
+        self.lone_surrogates += more.lone_surrogates;
+    }
+}
+
+/// A value that is to be moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Its line, from 1.
+    pub line: u64,
+    /// Its record.
+    pub id: String,
+    /// Where in the line it stands, as a JSON pointer.
+    pub pointer: String,
+    /// How many bytes its blob has.
+    pub bytes: u64,
+    /// What the blob is.
+    pub media_type: MediaType,
+    /// The blob's name.
+    pub digest: Digest,
+}
+
+/// Says what [`offload`] would do, and changes nothing.
+///
+/// # Errors
+/// If the queue can't be read.
+pub fn preview(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Result<Outcome, Error> {
+    let pruned = prune::preview(files, policy.prune_before);
+    let edit = |line: &[u8]| replaced(line, policy.rule);
+    let job = Job { options, rule: policy.rule, may_move: Some(&|_| true), edit: &edit, lists: true };
+    let (mut found, mut values) = (Found::default(), Vec::new());
+    let rewritten = replace::preview(files, options.lock_timeout, |file, end| {
+        let judged = judge(files, file, end, job)?;
+        (found, values) = (judged.found, judged.values);
+        Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.found.records > 0 })
+    })?;
+    let rewritten = rewritten.unwrap_or_else(|| Rewritten::of_nothing(files));
+    Ok(Outcome { found, values, written: BlobUsage::default(), reused: 0, pruned, rewritten })
+}
+
+/// Removes blobs that nothing refers to, moves values that are too large into the blob store, and takes over what reached earlier generations
+/// of the queue.
+///
+/// # Errors
+/// If the queue can't be read or replaced, or its ledger can't be read, or a blob can't be written. The queue is then as it was.
+pub fn offload(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Result<Outcome, Error> {
+    files.require_directory()?;
+    // First, for it makes room.
+    let pruned = prune::prune(files, options.lock_timeout, policy.prune_before);
+    let edit = |line: &[u8]| replaced(line, policy.rule);
+    let look = Job { options, rule: policy.rule, may_move: None, edit: &edit, lists: false };
+    let (survey, _) = lock::shared(&files.lock, options.lock_timeout, || {
+        let Some(queue) = OpenQueue::open(files)? else { return Ok(None) };
+        let size = queue.metadata.len();
+        let judged = judge(files, &queue.file, size, look)?;
+        Ok(Some(Survey { found: judged.found, start: judged.start, size, is_settled: queue.generations.is_empty() }))
+    })?;
+    let mut outcome = Outcome {
+        found: Found::default(),
+        values: Vec::new(),
+        written: BlobUsage::default(),
+        reused: 0,
+        pruned,
+        rewritten: Rewritten::default(),
+    };
+    let Some(survey) = survey else { return Ok(Outcome { rewritten: Rewritten::of_nothing(files), ..outcome }) };
+    outcome.found = survey.found;
+    let durable = survey.start.map(|start| put(files, options, policy.rule, start..survey.size)).transpose()?;
+    if durable.is_none() && survey.is_settled {
+        return Ok(outcome);
+    }
+
+    let may_move = |digest: &Digest| durable.as_ref().is_some_and(|durable| durable.contains(digest));
+    let move_them = Job { may_move: Some(&may_move), ..look };
+    let rewritten = replace::rewrite(files, options.lock_timeout, policy.now, |file, end| {
+        let judged = judge(files, file, end, move_them)?;
+        outcome.found = judged.found;
+        Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.found.records > 0 })
+    })?;
+    outcome.rewritten = rewritten.unwrap_or_else(|| Rewritten::of_nothing(files));
+    if let Some(Durable { written, reused, findings, .. }) = durable {
+        (outcome.written, outcome.reused) = (written, reused);
+        outcome.rewritten.findings.splice(..0, findings);
+    }
+    Ok(outcome)
+}
+
+/// What there is to do.
+struct Survey {
+    found: Found,
+    /// Where the first record begins that has a value to move.
+    start: Option<u64>,
+    /// The queue's size.
+    size: u64,
+    /// Whether there is no earlier generation.
+    is_settled: bool,
+}
+
+/// Puts the values of records in a range of the queue that are too large into the store.
+fn put(files: &QueueFiles, options: &ReadOptions, rule: Rule, range: Range<u64>) -> Result<Durable, Error> {
+    let mut writer = BlobWriter::open(&files.blobs, &directory_of(&files.queue), options.lock_timeout)?;
+    let mut start = range.start;
+    while start < range.end {
+        // Writers wait only while some are read, not while they are written to the disk.
+        let read = || read_some(files, options, rule, start..range.end);
+        let ((contents, next), _) = lock::shared(&files.lock, options.lock_timeout, read)?;
+        for content in contents {
+            writer.put(Digest::of(content.as_bytes()), content.as_bytes())?;
+        }
+        start = next;
+    }
+    writer.finish()
+}
+
+/// So many bytes of values are read at once, or those of one line.
+const MAX_READ: usize = 1024 * 1024;
+
+/// Reads some values that are too large, and tells where to go on.
+///
+/// Workers may have rewritten the queue since, so that another line is here now, or the middle of one.
+fn read_some(
+    files: &QueueFiles,
+    options: &ReadOptions,
+    rule: Rule,
+    range: Range<u64>,
+) -> Result<(Vec<String>, u64), Error> {
+    let (mut contents, mut bytes) = (Vec::new(), 0);
+    let Some(queue) = OpenQueue::open(files)? else { return Ok((contents, range.end)) };
+    let end = range.end.min(queue.metadata.len());
+    if range.start >= end {
+        return Ok((contents, range.end));
+    }
+    let mut read = || -> io::Result<u64> {
+        let mut at = range.start;
+        let mut before = [b'\n'];
+        if at > 0 {
+            queue.file.read_exact_at(&mut before, at - 1)?;
+        }
+        if before != *b"\n" {
+            at = next_line(&queue.file, at..end)?;
+        }
+        let (mut splitter, mut is_full) = (LineSplitter::new(options.max_line), false);
+        for_each_chunk(&queue.file, at..end, options.buffer, |chunk| {
+            splitter.push(chunk, |line| {
+                at += size(line);
+                if let Some(envelope) = record(line, rule)
+                    && envelope.doubt.is_none()
+                {
+                    for content in rule.judge(&envelope).contents() {
+                        bytes += content.text.len();
+                        contents.push(content.text.into_owned());
+                    }
+                }
+            });
+            is_full = bytes >= MAX_READ;
+            Ok(!is_full)
+        })?;
+        Ok(if is_full { at } else { range.end })
+    };
+    let next = read().map_err(|error| read_error(&files.queue, error))?;
+    Ok((contents, next))
+}
+
+/// A line that is a record and long enough to hold a value that is too large.
+fn record(line: RawLine<'_>, rule: Rule) -> Option<Envelope<'_>> {
+    match line {
+        RawLine::Whole(line) if line.len() > rule.max_bytes => match envelope::parse(line) {
+            Ok(Line::Record(envelope)) => Some(envelope),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// How many bytes a line has, its `\n` included.
+fn size(line: RawLine<'_>) -> u64 {
+    match line {
+        RawLine::Whole(line) => line.len() as u64 + 1,
+        RawLine::TooLong { bytes, .. } => bytes + 1,
+    }
+}
+
+/// A line with handles in place of its values that are too large.
+fn replaced(line: &[u8], rule: Rule) -> Vec<u8> {
+    let Some(envelope) = record(RawLine::Whole(line), rule) else { return line.to_vec() };
+    let oversized = rule.judge(&envelope);
+    oversized.replaced(&oversized.digests()).into_bytes()
+}
+
+/// What is wanted of the lines.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    options: &'a ReadOptions,
+    rule: Rule,
+    /// Which values may be moved. If none is to be moved yet, digests need not be worked out.
+    may_move: Option<&'a (dyn Fn(&Digest) -> bool + Sync)>,
+    edit: &'a Edit<'a>,
+    /// Whether values are listed.
+    lists: bool,
+}
+
+/// Judges the whole lines among the first `end` bytes of the queue.
+fn judge<'a>(files: &QueueFiles, file: &File, end: u64, job: Job<'a>) -> Result<Judged<'a>, Error> {
+    let failed = |error| read_error(&files.queue, error);
+    let mut judged = scan::scan(file, end, job.options, || Judged::new(job)).map_err(failed)?;
+    if let Some(fault) = &judged.unreadable_ledger {
+        return Err(unreadable_ledger(&files.queue, fault));
+    }
+    // A new ledger takes the place of this one. Others go on, and add up with it.
+    if let Some(FirstLedger { segment, line, bytes, totals }) = judged.first_ledger.take() {
+        judged.ledger.totals = totals;
+        if let Some(segment) = judged.segments.get_mut(segment) {
+            segment.fates.set(line, Fate::Dropped);
+            segment.kept_bytes -= bytes;
+        }
+    }
+    Ok(judged)
+}
+
+/// What becomes of lines.
+struct Judged<'a> {
+    job: Job<'a>,
+    /// What no ledger line lacks.
+    ledger_word: Finder<'static>,
+    lines: u64,
+    found: Found,
+    values: Vec<Value>,
+    /// Where the first record begins that has a value to move.
+    start: Option<u64>,
+    unreadable_ledger: Option<MalformedLine>,
+    first_ledger: Option<FirstLedger>,
+    ledger: Ledger,
+    segments: Vec<Segment<'a>>,
+}
+
+/// The first ledger line and its place.
+struct FirstLedger {
+    segment: usize,
+    /// From 0, in the segment.
+    line: u64,
+    bytes: u64,
+    totals: LedgerTotals,
+}
+
+impl<'a> Judged<'a> {
+    fn new(job: Job<'a>) -> Self {
+        Self {
+            job,
+            ledger_word: Finder::new(b"\"ledger\""),
+            lines: 0,
+            found: Found::default(),
+            values: Vec::new(),
+            start: None,
+            unreadable_ledger: None,
+            first_ledger: None,
+            ledger: Ledger::default(),
+            segments: Vec::new(),
+        }
+    }
+
+    /// Says what becomes of the next line, which begins at `at` and is line `in_segment` of its segment, and how many bytes it will have.
+    fn add(&mut self, line: RawLine<'_>, at: u64, in_segment: u64) -> (Fate, u64) {
+        self.lines += 1;
+        let kept = (Fate::Kept, size(line));
+        if let RawLine::Whole(line) = line
+            && line.len() <= self.job.rule.max_bytes
+            && self.ledger_word.find(line).is_none()
+        {
+            return kept;
+        }
+        match envelope::parse_raw(line) {
+            Ok(Line::Record(envelope)) => self.add_record(&envelope, at).map_or(kept, |bytes| (Fate::Edited, bytes)),
+            Ok(Line::Ledger(ledger)) => {
+                let Ledger { totals, generations } = *ledger;
+                merge_generations(&mut self.ledger.generations, &generations);
+                let segment = self.segments.len();
+                let first = FirstLedger { segment, line: in_segment, bytes: kept.1, totals };
+                self.first_ledger.get_or_insert(first);
+                kept
+            }
+            Err(malformed) if malformed.is_ledger => {
+                self.unreadable_ledger.get_or_insert(MalformedLine { line: self.lines, malformed });
+                kept
+            }
+            Ok(Line::Blank) | Err(_) => kept,
+        }
+    }
+
+    /// If the record is to be changed, how many bytes its line will have.
+    fn add_record(&mut self, envelope: &Envelope<'_>, at: u64) -> Option<u64> {
+        let oversized = self.job.rule.judge(envelope);
+        if envelope.doubt.is_some() {
+            self.found.records_in_doubt += u64::from(!oversized.is_empty());
+            return None;
+        }
+        self.found.lone_surrogates += oversized.inexact;
+        if oversized.is_empty() {
+            return None;
+        }
+        let mut bytes = None;
+        if let Some(may_move) = self.job.may_move {
+            let digests = oversized.digests();
+            if !digests.iter().all(may_move) {
+                return None;
+            }
+            bytes = Some(oversized.replaced(&digests).len() as u64 + 1);
+        }
+        self.found.records += 1;
+        self.found.values += oversized.len() as u64;
+        self.start = self.start.or(Some(at));
+        if self.job.lists {
+            for (content, pointer) in oversized.contents().zip(oversized.pointers()) {
+                self.values.push(Value {
+                    line: self.lines,
+                    id: envelope.id.clone().into_owned(),
+                    pointer,
+                    bytes: content.text.len() as u64,
+                    media_type: content.media_type,
+                    digest: content.digest(),
+                });
+            }
+        }
+        bytes
+    }
+}
+
+impl Fold for Judged<'_> {
+    fn add_segment(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
+        let mut splitter = LineSplitter::new(self.job.options.max_line);
+        let (mut fates, mut kept_bytes, mut at, mut line_in_segment) = (Fates::default(), 0, range.start, 0);
+        for_each_chunk(file, range.clone(), self.job.options.buffer, |chunk| {
+            splitter.push(chunk, |line| {
+                let (fate, bytes) = self.add(line, at, line_in_segment);
+                fates.push(fate);
+                kept_bytes += bytes;
+                at += size(line);
+                line_in_segment += 1;
+            });
+            Ok(true)
+        })?;
+        self.segments.push(Segment { range, fates, edit: Some(self.job.edit), kept_bytes });
+        Ok(())
+    }
+
+    fn depends_on_order(&self) -> bool {
+        false
+    }
+
+    fn append(&mut self, later: Self) {
+        let before = self.lines;
+        self.lines += later.lines;
+        self.found += later.found;
+        self.values.extend(later.values.into_iter().map(|value| Value { line: before + value.line, ..value }));
+        self.start = self.start.or(later.start);
+        let moved = |fault: MalformedLine| MalformedLine { line: before + fault.line, ..fault };
+        self.unreadable_ledger = self.unreadable_ledger.take().or(later.unreadable_ledger.map(moved));
+        let segment = self.segments.len();
+        let moved = |first: FirstLedger| FirstLedger { segment: segment + first.segment, ..first };
+        self.first_ledger = self.first_ledger.take().or(later.first_ledger.map(moved));
+        merge_generations(&mut self.ledger.generations, &later.ledger.generations);
+        self.segments.extend(later.segments);
+    }
+}
