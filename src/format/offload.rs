@@ -1,6 +1,7 @@
 //! Which values of a record belong in the blob store, and what the line is without them.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::fmt::Write;
 use std::ops::Range;
 
@@ -67,10 +68,11 @@ impl<'a> Oversized<'a> {
         let mut judge = Judge { document, rule: self.rule, stays, open: Vec::new(), found: Vec::new() };
         // The line has been read before: it is JSON.
         if document.cursor(start).walk(&mut judge).is_ok() {
-            for Found { value, handle_bytes } in judge.found {
-                match handle_bytes {
-                    Some(_) => self.values.push(value),
-                    None => self.inexact += 1,
+            for Found { value, is_exact, .. } in judge.found {
+                if is_exact {
+                    self.values.push(value);
+                } else {
+                    self.inexact += 1;
                 }
             }
             self.roots.push((start, name));
@@ -90,21 +92,16 @@ impl<'a> Oversized<'a> {
     }
 
     /// What becomes blobs, in the order of the line.
-    pub fn contents(&self) -> impl Iterator<Item = Content<'a>> {
-        self.values.iter().filter_map(|value| Content::of(self.text.get(value.clone())?))
+    #[must_use]
+    pub fn contents(&self) -> Vec<Content<'a>> {
+        self.values.iter().map(|value| Content::of(self.text.get(value.clone()).unwrap_or_default())).collect()
     }
 
-    /// The names of these blobs, in the same order.
+    /// The line with handles in place of the values, given [what becomes blobs](Self::contents) and the names of these.
     #[must_use]
-    pub fn digests(&self) -> Vec<Digest> {
-        self.contents().map(|content| content.digest()).collect()
-    }
-
-    /// The line with handles in place of the values, given the names of their blobs.
-    #[must_use]
-    pub fn replaced(&self, digests: &[Digest]) -> String {
-        let (mut line, mut end) = (String::with_capacity(self.text.len()), 0);
-        for ((value, content), digest) in self.values.iter().zip(self.contents()).zip(digests) {
+    pub fn replaced(&self, contents: &[Content<'_>], digests: &[Digest]) -> String {
+        let (mut line, mut end) = (String::new(), 0);
+        for (value, (content, digest)) in self.values.iter().zip(contents.iter().zip(digests)) {
             line.push_str(&self.text[end..value.start]);
             line.push_str(&content.handle(digest, &self.rule).to_json());
             end = value.end;
@@ -141,12 +138,11 @@ pub struct Content<'a> {
 }
 
 impl<'a> Content<'a> {
-    /// That of a value; `None` if no text says exactly the same.
-    fn of(json: &'a str) -> Option<Self> {
+    /// That of a value, which a text can say exactly.
+    fn of(json: &'a str) -> Self {
         match json::string(json) {
-            Some(string) if string.lossy => None,
-            Some(string) => Some(Self { text: string.text, media_type: MediaType::Text }),
-            None => Some(Self { text: json.into(), media_type: MediaType::Json }),
+            Some(string) => Self { text: string.text, media_type: MediaType::Text },
+            None => Self { text: json.into(), media_type: MediaType::Json },
         }
     }
 
@@ -182,18 +178,32 @@ struct Judge<'d, 'a> {
 /// A value over the limit.
 struct Found {
     value: Range<usize>,
-    /// How many bytes its handle takes; `None` if it can't be moved.
-    handle_bytes: Option<usize>,
+    /// Whether some text says exactly the same.
+    is_exact: bool,
+    /// How many bytes less the line has when it is moved, once that has been worked out.
+    saved_bytes: OnceCell<i64>,
 }
 
 impl Judge<'_, '_> {
-    fn add(&mut self, value: Range<usize>) {
-        let json = self.document.text().get(value.clone()).unwrap_or_default();
-        // Every digest takes the same room.
-        let any = Digest::of(b"");
-        let handle_bytes = Content::of(json).map(|content| content.handle(&any, &self.rule).to_json().len());
-        self.found.push(Found { value, handle_bytes });
+    fn text(&self, value: &Range<usize>) -> &str {
+        self.document.text().get(value.clone()).unwrap_or_default()
     }
+
+    /// How many bytes less the line has when a value is moved; negative if it has more.
+    fn saved_bytes(&self, found: &Found) -> i64 {
+        *found.saved_bytes.get_or_init(|| {
+            if !found.is_exact {
+                return 0;
+            }
+            // Every digest takes the same room.
+            let handle = Content::of(self.text(&found.value)).handle(&Digest::of(b""), &self.rule).to_json();
+            signed(found.value.len()) - signed(handle.len())
+        })
+    }
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 impl Visit for Judge<'_, '_> {
@@ -213,19 +223,17 @@ impl Visit for Judge<'_, '_> {
             self.found.truncate(inside);
             return;
         }
-        let mut size = end - start;
-        for Found { value, handle_bytes } in &self.found[inside..] {
-            size = size - value.len() + handle_bytes.unwrap_or(value.len());
-        }
-        if size > self.rule.max_bytes {
+        let saved: i64 = self.found[inside..].iter().map(|found| self.saved_bytes(found)).sum();
+        if signed(end - start) - saved > signed(self.rule.max_bytes) {
             self.found.truncate(inside);
-            self.add(start..end);
+            self.found.push(Found { value: start..end, is_exact: true, saved_bytes: OnceCell::new() });
         }
     }
 
     fn scalar(&mut self, value: Range<usize>) {
         if value.len() > self.rule.max_bytes {
-            self.add(value);
+            let is_exact = !json::is_lossy(self.text(&value));
+            self.found.push(Found { value, is_exact, saved_bytes: OnceCell::new() });
         }
     }
 }
@@ -325,13 +333,19 @@ mod tests {
         }
     }
 
+    fn replaced(oversized: &Oversized<'_>) -> String {
+        let contents = oversized.contents();
+        let digests: Vec<Digest> = contents.iter().map(Content::digest).collect();
+        oversized.replaced(&contents, &digests)
+    }
+
     /// What is moved of a payload, with its pointer.
     fn moved(payload: &str) -> Vec<(String, String)> {
         with_oversized(&line(payload, "null"), |oversized| {
             oversized
                 .pointers()
                 .into_iter()
-                .zip(oversized.contents().map(|content| content.text.into_owned()))
+                .zip(oversized.contents().into_iter().map(|content| content.text.into_owned()))
                 .collect()
         })
     }
@@ -429,7 +443,7 @@ mod tests {
     fn the_preview_ends_with_a_whole_character() {
         let text = format!("{}é{}", "x".repeat(19), "y".repeat(400));
         let line = line(&format!(r#"{{"a":"{text}"}}"#), "null");
-        let replaced = with_oversized(&line, |oversized| oversized.replaced(&oversized.digests()));
+        let replaced = with_oversized(&line, |oversized| replaced(&oversized));
         let summary = format!(r#""summary":"{}"}}"#, "x".repeat(19));
         assert!(replaced.contains(&summary), "{replaced}");
     }
@@ -442,6 +456,14 @@ mod tests {
             let depth = 200_000;
             let deep = format!("{}1{}", open.repeat(depth), close.repeat(depth));
             assert_eq!(pointers(&format!(r#"{{"a":{deep}}}"#)).len(), 1);
+        }
+        // All containers around the string are over the limit, and none is once it is moved.
+        let rule = Rule { max_bytes: 1_000_000, preview_bytes: 20 };
+        let deep = format!("{}{}{}", "[".repeat(400_000), string(2_000_000), "]".repeat(400_000));
+        let line = line(&format!(r#"{{"a":{deep}}}"#), "null");
+        match envelope::parse(line.as_bytes()) {
+            Ok(Line::Record(envelope)) => assert_eq!(rule.judge(&envelope).len(), 1),
+            other => panic!("no record: {other:?}"),
         }
     }
 
@@ -474,9 +496,7 @@ mod tests {
         #[test]
         fn handles_stand_exactly_where_values_stood(payload in json(), result in json()) {
             let line = line(&payload, &result);
-            let (replaced, contents) = with_oversized(&line, |oversized| {
-                (oversized.replaced(&oversized.digests()), oversized.contents().collect::<Vec<_>>())
-            });
+            let (replaced, contents) = with_oversized(&line, |oversized| (replaced(&oversized), oversized.contents()));
             // Put back one after the other, the contents make the same line again.
             let mut restored = replaced.clone();
             for content in contents.iter().rev() {

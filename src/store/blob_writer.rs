@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use super::atomic_file::Temporary;
 use super::blob::{BUFFER, BlobStore, BlobUsage, TEMPORARY};
 use super::files::Finding;
+use super::scan::in_parallel;
 use super::{Error, attributes, directory_of, lock};
 use crate::format::blob::{Digest, References};
 
@@ -33,7 +34,7 @@ pub(super) struct BlobWriter {
     /// The metadata of the directory that the queue is in: its owner gets what root makes.
     owner: Metadata,
     /// What is written, but not yet in its place.
-    batch: Vec<(Digest, Temporary)>,
+    batch: Vec<Written>,
     /// What will be on disk when the writer is finished.
     put: BTreeSet<Digest>,
     /// The directories that have to be flushed.
@@ -63,8 +64,30 @@ impl Durable {
     }
 }
 
-/// How many files a batch has at most: all of them are open.
+/// What came of one blob.
+enum Put {
+    /// It is yet to be flushed and moved to its place.
+    Written(Written),
+    /// It is there.
+    Reused,
+}
+
+/// A blob in a temporary file.
+#[derive(Debug)]
+struct Written {
+    digest: Digest,
+    bytes: u64,
+    temporary: Temporary,
+    /// Whether it takes the place of a damaged one.
+    replaces: bool,
+}
+
+/// So many files make a batch, and those that came with the last of them: all are open.
 const MAX_BATCH: usize = 128;
+/// How many threads write.
+const WRITERS: usize = 4;
+/// How many threads wait for the disk.
+const FLUSHERS: usize = 16;
 const FILE_MODE: u32 = 0o640;
 const DIRECTORY_MODE: u32 = 0o750;
 
@@ -99,37 +122,53 @@ impl BlobWriter {
         })
     }
 
-    /// Sees to it that a blob will be on disk when the writer is [finished](Self::finish).
+    /// Sees to it that blobs will be on disk when the writer is [finished](Self::finish).
     ///
     /// # Errors
-    /// If it can't be written. What is only half written is then gone.
-    pub(super) fn put(&mut self, digest: Digest, content: &[u8]) -> Result<(), Error> {
-        if !self.put.insert(digest) {
-            return Ok(());
+    /// If one can't be written. What is only half written is then gone.
+    pub(super) fn put(&mut self, contents: &[impl AsRef<[u8]> + Sync]) -> Result<(), Error> {
+        let digests = in_groups(contents, WRITERS, |content| Ok(Digest::of(content.as_ref())))?;
+        let mut new = Vec::new();
+        for (digest, content) in digests.into_iter().zip(contents) {
+            if self.put.insert(digest) {
+                new.push((digest, content.as_ref()));
+                if self.changed.insert(digest.first()) {
+                    self.make_directory_of(&digest)?;
+                }
+            }
         }
-        if self.changed.insert(digest.first()) {
-            self.make_directory_of(&digest)?;
+        for put in in_groups(&new, WRITERS, |(digest, content)| self.put_one(*digest, content))? {
+            match put {
+                Put::Written(written) => {
+                    self.written.objects += 1;
+                    self.written.bytes += written.bytes;
+                    if written.replaces {
+                        let path = self.store.path_of(&written.digest);
+                        self.findings.push(Finding::new(&path, "was damaged, and has been written again"));
+                    }
+                    self.batch.push(written);
+                }
+                Put::Reused => self.reused += 1,
+            }
         }
+        if self.batch.len() >= MAX_BATCH { self.flush() } else { Ok(()) }
+    }
+
+    fn put_one(&self, digest: Digest, content: &[u8]) -> Result<Put, Error> {
         // What it refers to has only this reference, perhaps, from now on.
-        let mut references = References::default();
-        let mut referred = Vec::new();
+        let (mut references, mut referred) = (References::default(), Vec::new());
         references.push(content, |reference| referred.push(reference));
         references.finish(|reference| referred.push(reference));
-        for reference in referred {
-            self.store.refresh(&reference)?;
-        }
-        if self.has(&digest, content)? {
-            self.reused += 1;
-            return Ok(());
+        referred.iter().try_for_each(|reference| self.store.refresh(reference))?;
+
+        let found = self.find(&digest, content)?;
+        if found == Some(true) {
+            return self.store.refresh(&digest).map(|()| Put::Reused);
         }
         let failed = |error| self.write_error(&digest, error);
         let temporary = Temporary::new(self.store.path(), OsStr::new(TEMPORARY)).map_err(failed)?;
-        let file = temporary.file();
-        self.fill(file, content).map_err(failed)?;
-        self.written.objects += 1;
-        self.written.bytes += content.len() as u64;
-        self.batch.push((digest, temporary));
-        if self.batch.len() >= MAX_BATCH { self.flush() } else { Ok(()) }
+        self.fill(temporary.file(), content).map_err(failed)?;
+        Ok(Put::Written(Written { digest, bytes: content.len() as u64, temporary, replaces: found.is_some() }))
     }
 
     /// Writes a file and has it on its way to the disk.
@@ -145,17 +184,11 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// Whether the blob is there already, and is what it should be. It then counts as put now.
-    fn has(&mut self, digest: &Digest, content: &[u8]) -> Result<bool, Error> {
-        let Some((file, size)) = self.store.open_blob(digest)? else { return Ok(false) };
-        let path = self.store.path_of(digest);
-        if size == content.len() as u64
-            && holds(&file, content).map_err(|error| Error::io(&path, "cannot be read", error))?
-        {
-            return self.store.refresh(digest).map(|()| true);
-        }
-        self.findings.push(Finding::new(&path, "was damaged, and has been written again"));
-        Ok(false)
+    /// Whether what is in the place of a blob has these bytes; `None` if there is none.
+    fn find(&self, digest: &Digest, content: &[u8]) -> Result<Option<bool>, Error> {
+        let Some((file, size)) = self.store.open_blob(digest)? else { return Ok(None) };
+        let failed = |error| Error::io(&self.store.path_of(digest), "cannot be read", error);
+        Ok(Some(size == content.len() as u64 && holds(&file, content).map_err(failed)?))
     }
 
     /// Makes the directory for a blob if there is none.
@@ -179,10 +212,11 @@ impl BlobWriter {
     /// Brings what is written to the disk and into its place.
     fn flush(&mut self) -> Result<(), Error> {
         let batch = std::mem::take(&mut self.batch);
-        for (digest, temporary) in &batch {
-            temporary.file().sync_all().map_err(|error| self.write_error(digest, error))?;
-        }
-        for (digest, temporary) in batch {
+        // Many wait for the disk at once, which then flushes its own memory once for all of them.
+        in_groups(&batch, FLUSHERS, |Written { digest, temporary, .. }| {
+            temporary.file().sync_all().map_err(|error| self.write_error(digest, error))
+        })?;
+        for Written { digest, temporary, .. } in batch {
             let Some(directory) = self.store.directory_of(digest.first())? else { continue };
             let rename = |from: &Path| renameat(CWD, from, directory, digest.to_string());
             temporary.persist_by(rename).map_err(|error| self.write_error(&digest, error.into()))?;
@@ -213,6 +247,17 @@ impl BlobWriter {
 }
 
 const UNTOUCHED: &str = "the queue is left as it was";
+
+/// Does a job for each item, on so many threads.
+fn in_groups<I: Sync, T: Send>(
+    items: &[I],
+    threads: usize,
+    job: impl Fn(&I) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
+    let groups: Vec<&[I]> = items.chunks(items.len().div_ceil(threads).max(1)).collect();
+    let done = in_parallel(&groups, |group| group.iter().map(&job).collect::<Result<Vec<T>, Error>>())?;
+    Ok(done.into_iter().flatten().collect())
+}
 
 /// Whether a file begins with these bytes.
 fn holds(file: &File, content: &[u8]) -> io::Result<bool> {

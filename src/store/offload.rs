@@ -26,7 +26,7 @@ use crate::format::blob::{Digest, MediaType};
 use crate::format::envelope::{self, Envelope, Line};
 use crate::format::ledger::{Ledger, LedgerTotals};
 use crate::format::lines::{LineSplitter, RawLine};
-use crate::format::offload::Rule;
+use crate::format::offload::{Content, Rule};
 use crate::format::summary::{MalformedLine, merge_generations};
 use crate::format::time::Timestamp;
 
@@ -103,8 +103,9 @@ pub struct Value {
 /// If the queue can't be read.
 pub fn preview(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Result<Outcome, Error> {
     let pruned = prune::preview(files, policy.prune_before);
-    let edit = |line: &[u8]| replaced(line, policy.rule);
-    let job = Job { options, rule: policy.rule, may_move: Some(&|_| true), edit: &edit, lists: true };
+    let may_move = |_: &Digest| true;
+    let edit = |line: &[u8]| replaced(line, policy.rule, &may_move);
+    let job = Job { options, rule: policy.rule, moves: Some((&may_move, &edit)), lists: true };
     let (mut found, mut values) = (Found::default(), Vec::new());
     let rewritten = replace::preview(files, options.lock_timeout, |file, end| {
         let judged = judge(files, file, end, job)?;
@@ -124,8 +125,7 @@ pub fn offload(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Re
     files.require_directory()?;
     // First, for it makes room.
     let pruned = prune::prune(files, options.lock_timeout, policy.prune_before);
-    let edit = |line: &[u8]| replaced(line, policy.rule);
-    let look = Job { options, rule: policy.rule, may_move: None, edit: &edit, lists: false };
+    let look = Job { options, rule: policy.rule, moves: None, lists: false };
     let (survey, _) = lock::shared(&files.lock, options.lock_timeout, || {
         let Some(queue) = OpenQueue::open(files)? else { return Ok(None) };
         let size = queue.metadata.len();
@@ -148,7 +148,8 @@ pub fn offload(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Re
     }
 
     let may_move = |digest: &Digest| durable.as_ref().is_some_and(|durable| durable.contains(digest));
-    let move_them = Job { may_move: Some(&may_move), ..look };
+    let edit = |line: &[u8]| replaced(line, policy.rule, &may_move);
+    let move_them = Job { moves: Some((&may_move, &edit)), ..look };
     let rewritten = replace::rewrite(files, options.lock_timeout, policy.now, |file, end| {
         let judged = judge(files, file, end, move_them)?;
         outcome.found = judged.found;
@@ -181,9 +182,7 @@ fn put(files: &QueueFiles, options: &ReadOptions, rule: Rule, range: Range<u64>)
         // Writers wait only while some are read, not while they are written to the disk.
         let read = || read_some(files, options, rule, start..range.end);
         let ((contents, next), _) = lock::shared(&files.lock, options.lock_timeout, read)?;
-        for content in contents {
-            writer.put(Digest::of(content.as_bytes()), content.as_bytes())?;
-        }
+        writer.put(&contents)?;
         start = next;
     }
     writer.finish()
@@ -257,21 +256,29 @@ fn size(line: RawLine<'_>) -> u64 {
     }
 }
 
-/// A line with handles in place of its values that are too large.
-fn replaced(line: &[u8], rule: Rule) -> Vec<u8> {
+/// A line with handles in place of its values that are too large, if these may be moved.
+fn replaced(line: &[u8], rule: Rule, may_move: MayMove<'_>) -> Vec<u8> {
     let Some(envelope) = record(RawLine::Whole(line), rule) else { return line.to_vec() };
     let oversized = rule.judge(&envelope);
-    oversized.replaced(&oversized.digests()).into_bytes()
+    let contents = oversized.contents();
+    let digests = digests_of(&contents);
+    if digests.iter().all(may_move) { oversized.replaced(&contents, &digests).into_bytes() } else { line.to_vec() }
 }
+
+fn digests_of(contents: &[Content<'_>]) -> Vec<Digest> {
+    contents.iter().map(Content::digest).collect()
+}
+
+/// Whether a value may be moved, by the name of its blob.
+type MayMove<'a> = &'a (dyn Fn(&Digest) -> bool + Sync);
 
 /// What is wanted of the lines.
 #[derive(Clone, Copy)]
 struct Job<'a> {
     options: &'a ReadOptions,
     rule: Rule,
-    /// Which values may be moved. If none is to be moved yet, digests need not be worked out.
-    may_move: Option<&'a (dyn Fn(&Digest) -> bool + Sync)>,
-    edit: &'a Edit<'a>,
+    /// Which values may be moved, and how. If none is to be moved yet, digests need not be worked out.
+    moves: Option<(MayMove<'a>, &'a Edit<'a>)>,
     /// Whether values are listed.
     lists: bool,
 }
@@ -375,18 +382,19 @@ impl<'a> Judged<'a> {
             return None;
         }
         let mut bytes = None;
-        if let Some(may_move) = self.job.may_move {
-            let digests = oversized.digests();
+        if let Some((may_move, _)) = self.job.moves {
+            let contents = oversized.contents();
+            let digests = digests_of(&contents);
             if !digests.iter().all(may_move) {
                 return None;
             }
-            bytes = Some(oversized.replaced(&digests).len() as u64 + 1);
+            bytes = Some(oversized.replaced(&contents, &digests).len() as u64 + 1);
         }
         self.found.records += 1;
         self.found.values += oversized.len() as u64;
         self.start = self.start.or(Some(at));
         if self.job.lists {
-            for (content, pointer) in oversized.contents().zip(oversized.pointers()) {
+            for (content, pointer) in oversized.contents().iter().zip(oversized.pointers()) {
                 self.values.push(Value {
                     line: self.lines,
                     id: envelope.id.clone().into_owned(),
@@ -415,7 +423,7 @@ impl Fold for Judged<'_> {
             });
             Ok(true)
         })?;
-        self.segments.push(Segment { range, fates, edit: Some(self.job.edit), kept_bytes });
+        self.segments.push(Segment { range, fates, edit: self.job.moves.map(|(_, edit)| edit), kept_bytes });
         Ok(())
     }
 

@@ -76,10 +76,10 @@ pub(super) fn scan<F: Fold>(
 }
 
 /// Does a job for each item, the first on this thread and every other on one of its own.
-pub(super) fn in_parallel<I: Sync, T: Send>(
+pub(super) fn in_parallel<I: Sync, T: Send, E: Send>(
     items: &[I],
-    job: impl Fn(&I) -> io::Result<T> + Sync,
-) -> io::Result<Vec<T>> {
+    job: impl Fn(&I) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
     let Some((first, rest)) = items.split_first() else { return Ok(Vec::new()) };
     let job = &job;
     thread::scope(|scope| {
@@ -92,7 +92,7 @@ pub(super) fn in_parallel<I: Sync, T: Send>(
             Err(_) => job(item),
         });
         // Every thread is waited for, whatever failed.
-        let rest: Vec<io::Result<T>> = rest.collect();
+        let rest: Vec<Result<T, E>> = rest.collect();
         std::iter::once(first).chain(rest).collect()
     })
 }

@@ -168,12 +168,27 @@ pub(super) fn string(json: &str) -> Option<Text<'_>> {
     if memchr::memchr(b'\\', inner.as_bytes()).is_none() {
         return Some(Text { text: Cow::Borrowed(inner), lossy: false });
     }
+    // Nearly always this is all.
+    if let Ok(text) = serde_json::from_str(json) {
+        return Some(Text { text: Cow::Owned(text), lossy: false });
+    }
     let Escaped(bytes) = serde_json::from_str(json).ok()?;
     let (text, lossy) = match String::from_utf8(bytes) {
         Ok(text) => (text, false),
         Err(error) => (replace_surrogates(error.as_bytes()), true),
     };
     Some(Text { text: Cow::Owned(text), lossy })
+}
+
+/// Whether decoding `json`, one valid JSON value, would lose something, because it is a string with a lone surrogate.
+pub(super) fn is_lossy(json: &str) -> bool {
+    // Few strings hold any surrogate.
+    let mut escapes = memchr::memmem::find_iter(json.as_bytes(), br"\u");
+    let is_surrogate = |at: usize| {
+        let digits = json.as_bytes().get(at + 2..at + 4);
+        matches!(digits, Some([b'd' | b'D', b'8' | b'9' | b'a'..=b'f' | b'A'..=b'F']))
+    };
+    escapes.any(is_surrogate) && string(json).is_some_and(|text| text.lossy)
 }
 
 /// A string with escapes as `serde_json` decodes it into bytes: lone surrogates in the manner of WTF-8.
