@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -101,13 +102,9 @@ impl BlobWriter {
         let owner =
             fs::metadata(queue_directory).map_err(|error| Error::io(queue_directory, "cannot be examined", error))?;
         require_trusted(path)?;
-        match mkdirat(CWD, path, Mode::RWXU) {
-            Ok(()) => File::open(directory_of(path)).and_then(|parent| parent.sync_all()).map_err(failed)?,
-            Err(Errno::EXIST) => {}
-            Err(error) => return Err(failed(error.into())),
-        }
+        let is_new = make_directory(CWD, path).map_err(failed)?;
         let store = BlobStore::open(path)?;
-        adopt(store.directory()?, &owner).map_err(failed)?;
+        adopt(store.directory()?, is_new, &owner).map_err(failed)?;
         let lock = store.lock(timeout, lock::Mode::Shared)?;
         Ok(Self {
             store,
@@ -155,11 +152,10 @@ impl BlobWriter {
     }
 
     fn put_one(&self, digest: Digest, content: &[u8]) -> Result<Put, Error> {
-        // What it refers to has only this reference, perhaps, from now on.
-        let (mut references, mut referred) = (References::default(), Vec::new());
-        references.push(content, |reference| referred.push(reference));
-        references.finish(|reference| referred.push(reference));
-        referred.iter().try_for_each(|reference| self.store.refresh(reference))?;
+        // What it refers to has only this reference, perhaps, from now on. Should that fail, who prunes still looks into all blobs.
+        let mut references = References::default();
+        references.push(content, |reference| drop(self.store.refresh(&reference)));
+        references.finish(|reference| drop(self.store.refresh(&reference)));
 
         let found = self.find(&digest, content)?;
         if found == Some(true) {
@@ -195,18 +191,13 @@ impl BlobWriter {
     fn make_directory_of(&self, digest: &Digest) -> Result<(), Error> {
         let path = self.store.path().join(digest.directory());
         let failed = |error| Error::io(&path, "cannot be made", error);
-        if self.store.directory_of(digest.first())?.is_none() {
-            match mkdirat(self.store.directory()?, digest.directory(), Mode::RWXU) {
-                Ok(()) => self.store.directory()?.sync_all().map_err(failed)?,
-                Err(Errno::EXIST) => {}
-                Err(error) => return Err(failed(error.into())),
-            }
-        }
+        let is_new = self.store.directory_of(digest.first())?.is_none()
+            && make_directory(self.store.directory()?, digest.directory()).map_err(failed)?;
         let Some(directory) = self.store.directory_of(digest.first())? else {
             let what = "is no directory, and no link is followed inside the store";
             return Err(Error::io(&path, what, io::ErrorKind::NotADirectory.into()).advise("move it away"));
         };
-        adopt(directory, &self.owner).map_err(failed)
+        adopt(directory, is_new, &self.owner).map_err(failed)
     }
 
     /// Brings what is written to the disk and into its place.
@@ -230,13 +221,16 @@ impl BlobWriter {
     /// If that fails.
     pub(super) fn finish(mut self) -> Result<Durable, Error> {
         self.flush()?;
-        for first in &self.changed {
-            if let Some(directory) = self.store.directory_of(*first)? {
-                directory.sync_all().map_err(|error| {
-                    Error::io(self.store.path(), "cannot be flushed to disk", error).note(UNTOUCHED)
-                })?;
-            }
-        }
+        let sync = |directory: &File| {
+            let failed = |error| Error::io(self.store.path(), "cannot be flushed to disk", error).note(UNTOUCHED);
+            directory.sync_all().map_err(failed)
+        };
+        let changed: Vec<u8> = self.changed.iter().copied().collect();
+        in_groups(&changed, FLUSHERS, |first| self.store.directory_of(*first)?.map_or(Ok(()), sync))?;
+        // Somebody who was killed may have made them, and come no further.
+        sync(self.store.directory()?)?;
+        let parent = directory_of(self.store.path());
+        sync(&File::open(&parent).map_err(|error| Error::io(&parent, "cannot be opened", error).note(UNTOUCHED))?)?;
         let Self { lock, put, written, reused, findings, .. } = self;
         Ok(Durable { _lock: lock, blobs: put, written, reused, findings })
     }
@@ -283,12 +277,22 @@ pub(super) fn require_trusted(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Gives a directory of the store its owner and mode if it is new: ours, and as mkdir(2) has made it.
-fn adopt(directory: &File, owner: &Metadata) -> io::Result<()> {
-    let metadata = directory.metadata()?;
-    if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o777 != Mode::RWXU.as_raw_mode() {
-        return Ok(());
+/// Makes a directory that is at first its maker's alone, and says whether there was none.
+fn make_directory(at: impl AsFd, path: impl rustix::path::Arg) -> io::Result<bool> {
+    match mkdirat(at, path, Mode::RWXU) {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(error) => Err(error.into()),
     }
-    attributes::give_to_owner_of(directory, owner)?;
-    directory.set_permissions(Permissions::from_mode(DIRECTORY_MODE))
+}
+
+/// Gives a new directory of the store its owner and mode, also one that root was killed over.
+fn adopt(directory: &File, is_new: bool, owner: &Metadata) -> io::Result<()> {
+    let found = directory.metadata()?;
+    let is_roots = rustix::process::geteuid().is_root() && found.uid() == 0 && owner.uid() != 0;
+    if is_new || is_roots && found.mode() & 0o777 == Mode::RWXU.as_raw_mode() {
+        attributes::give_to_owner_of(directory, owner)?;
+        directory.set_permissions(Permissions::from_mode(DIRECTORY_MODE))?;
+    }
+    Ok(())
 }
