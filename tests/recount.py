@@ -6,7 +6,7 @@ standard module does not keep: a number's text, the extent of a value in the lin
 Money is an integer in units of 10^-28 USD and time an integer in microseconds: no floats before the last division.
 
 usage: recount.py QUEUE --now RFC3339 [--roles a,b] [--kinds x,y] [--prices FILE] [--blob-dir DIR]
-                  [--max-line N] [--format prom|json]
+                  [--max-line N] [--max-bytes N] [--format prom|json]
 
 The lock is not taken: call it on a queue that nobody is writing.
 """
@@ -34,7 +34,8 @@ PRICES = {
     "cache_read": "cache_read_input_token_cost",
     "cache_creation": "cache_creation_input_token_cost",
 }
-OVERSIZED = 8192
+MAX_BYTES = 8192
+PREVIEW_BYTES = 1024
 FIELDS = {"id", "ts", "kind", "from", "to", "payload", "status", "protocol_version", "started_ts", "finished_ts", "nacks", "spend",
           "run_id", "correlation_id", "parent", "owner", "result"}
 MAX_VALUES = 50
@@ -60,13 +61,13 @@ class NotJson(Exception):
 
 
 class Node:
-    """A JSON value and where it stands: kind is object, array, string, number, bool, null or nan. `longest` is an object's longest
-    member, `twice` the keys that stand in it more than once."""
+    """A JSON value and where it stands: kind is object, array, string, number, bool, null or nan. Of keys that stand in an object
+    more than once, `value` has the last, `members` has all pairs in their order, and `twice` has the keys."""
 
-    __slots__ = ("kind", "value", "start", "end", "longest", "twice")
+    __slots__ = ("kind", "value", "start", "end", "members", "twice")
 
     def __init__(self, kind, value, start, end):
-        self.kind, self.value, self.start, self.end, self.longest, self.twice = kind, value, start, end, 0, frozenset()
+        self.kind, self.value, self.start, self.end, self.members, self.twice = kind, value, start, end, None, frozenset()
 
 
 def decode(raw):
@@ -134,6 +135,7 @@ class Document:
             c = b[i : i + 1]
             if c in (b"{", b"["):
                 node = Node("object", {}, i, None) if c == b"{" else Node("array", [], i, None)
+                node.members = [] if c == b"{" else None
                 i = skip(i + 1)
                 if b[i : i + 1] == (b"}" if c == b"{" else b"]"):
                     i += 1
@@ -169,7 +171,7 @@ class Document:
                 top, key = stack[-1]
                 if top.kind == "object":
                     top.value[key] = node
-                    top.longest = max(top.longest, node.end - node.start)
+                    top.members.append((key, node))
                 else:
                     top.value.append(node)
                 i = skip(i)
@@ -529,6 +531,111 @@ def envelope(line, max_line):
     return doc
 
 
+# --------------------------------------------------------------------------------------------------- oversized values
+
+HANDLE = ("artifact_ref", "bytes", "sha256", "media_type", "summary")
+ARTIFACT_REF = re.compile(r"blob/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+ESCAPED = {c: f"\\u{c:04x}" for c in range(0x20)} | {ord(c): "\\" + e for e, c in SHORT.items() if e != "/"}
+
+
+def handle(sha256, size, media_type, beginning, preview):
+    """The handle of a blob, as it is written. `beginning` holds at least the first bytes that it shows, and as many more as it likes."""
+    shown = beginning[:preview].decode("utf-8", "ignore").translate(ESCAPED)
+    return (
+        f'{{"artifact_ref":"blob/{sha256[:2]}/{sha256}","bytes":{size},"sha256":"{sha256}",'
+        f'"media_type":"{media_type}","summary":"{shown}"}}'
+    ).encode("utf-8")
+
+
+def is_handle(doc, node):
+    if node.kind != "object" or len(node.members) != len(HANDLE) or set(node.value) != set(HANDLE):
+        return False
+    texts = {key: doc.text(node.value[key]) for key in HANDLE if node.value[key].kind == "string"}
+    if len(texts) != len(HANDLE) - 1 or node.value["bytes"].kind != "number":
+        return False
+    named = ARTIFACT_REF.fullmatch(texts["artifact_ref"])
+    return bool(named) and named[2] == texts["sha256"] and whole(doc.number(node.value["bytes"]), U64) is not None
+
+
+class Oversized:
+    """What becomes of the values of a record. `moved` has [path, value] for each that is moved, in the order of the line; a path is
+    the last step to the value and the path before that, or None. `staying` counts the strings that are over the limit and stay
+    because no text says just what they say. Whether the record is in doubt is not looked at.
+
+    A payload that is a handle is left alone like any other: otherwise a second run would move its long summary."""
+
+    def __init__(self, doc, max_bytes=MAX_BYTES, preview=PREVIEW_BYTES):
+        self.doc, self.max_bytes, self.preview = doc, max_bytes, preview
+        self.moved, self.staying = [], 0
+        for name in ("payload", "result"):
+            node = present(doc.root, name)
+            if node is not None:
+                self._judge(name, node)
+        self.moved.sort(key=lambda found: found[1].start)
+
+    def _parts(self, node):
+        """What lies directly in a value and might be moved: [step, value]."""
+        if node.kind == "object":
+            parts = [] if is_handle(self.doc, node) else node.members
+        else:
+            parts = enumerate(node.value) if node.kind == "array" else []
+        return [(step, part) for step, part in parts if part.end - part.start > self.max_bytes]
+
+    def content(self, node):
+        """(bytes, media type) of the blob that a value becomes; None if there is no such blob."""
+        raw = self.doc.b[node.start : node.end]
+        if node.kind != "string":
+            return raw, "application/json"
+        text, lone = decode(raw)
+        return None if lone else (text.encode("utf-8"), "text/plain")
+
+    def _bytes_of_handle(self, node):
+        """How long the handle of a value would be; None if it can't have one. Digests are all equally long."""
+        if node.kind == "string":
+            found = self.content(node)
+            return found and len(handle("0" * 64, len(found[0]), found[1], found[0], self.preview))
+        beginning = self.doc.b[node.start : min(node.end, node.start + self.preview)]
+        return len(handle("0" * 64, node.end - node.start, "application/json", beginning, self.preview))
+
+    def _judge(self, name, root):
+        stays = name == "payload" and root.kind == "object"
+        if not stays and root.end - root.start <= self.max_bytes:
+            return
+        # Every value that might be moved, containers before what lies in them, with how to get there and where its parts stand.
+        values, parts = [((name, None), root)], []
+        for path, node in values:
+            found = self._parts(node)
+            parts.append(range(len(values), len(values) + len(found)))
+            values.extend(((step, path), part) for step, part in found)
+        size = [node.end - node.start for _, node in values]
+        goes = [False] * len(values)
+        for at, (_, node) in reversed(list(enumerate(values))):
+            for part in parts[at]:
+                size[at] += size[part] - (values[part][1].end - values[part][1].start)
+            if size[at] > self.max_bytes and not (at == 0 and stays) and not is_handle(self.doc, node):
+                in_its_place = self._bytes_of_handle(node)
+                if in_its_place is not None:
+                    size[at], goes[at] = in_its_place, True
+        todo = [0]
+        while todo:
+            at = todo.pop()
+            if goes[at]:
+                self.moved.append(values[at])
+            elif values[at][1].kind == "string":
+                self.staying += 1
+            else:
+                todo.extend(parts[at])
+
+
+def pointer(path):
+    """A path as a JSON pointer (RFC 6901)."""
+    steps = []
+    while path:
+        step, path = path
+        steps.append("/" + str(step).replace("~", "~0").replace("/", "~1"))
+    return "".join(reversed(steps))
+
+
 class Histogram:
     def __init__(self):
         self.buckets = [0] * (len(BOUNDS) + 1)
@@ -688,8 +795,8 @@ def line_of(line, max_line):
 class Count:
     """Everything that the exporter shows, added up line by line."""
 
-    def __init__(self, now, roles, kinds, prices, max_line, blob_dir):
-        self.now, self.prices, self.max_line, self.blob_dir = now, prices, max_line, blob_dir
+    def __init__(self, now, roles, kinds, prices, max_line, blob_dir, max_bytes=MAX_BYTES):
+        self.now, self.prices, self.max_line, self.blob_dir, self.max_bytes = now, prices, max_line, blob_dir, max_bytes
         self.roles, self.kinds, self.models = Values(roles), Values(kinds), Values()
         self.pairs, self.tokens, self.oldest = {}, {}, {}
         self.wait, self.time = {}, {}
@@ -782,9 +889,8 @@ class Count:
         for model, tokens in used:
             self.add_tokens(kind, self.model(model), {t: getattr(tokens, t) for t in TOKEN_TYPES})
 
-        payload = present(root, "payload")
-        if not doubt_of(doc) and payload is not None and payload.kind == "object":
-            self.oversized += payload.longest > OVERSIZED
+        if not doubt_of(doc):
+            self.oversized += bool(Oversized(doc, self.max_bytes).moved)
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -973,13 +1079,14 @@ def main(argv=None):
     parser.add_argument("--prices")
     parser.add_argument("--blob-dir")
     parser.add_argument("--max-line", type=int, default=64 << 20)
+    parser.add_argument("--max-bytes", type=int, default=MAX_BYTES)
     parser.add_argument("--format", choices=("prom", "json"), default="prom")
     args = parser.parse_args(argv)
     now = micros_of_text(args.now)
     if now is None:
         parser.error("--now is not an RFC 3339 time")
     blob_dir = args.blob_dir or os.path.join(os.path.dirname(os.path.abspath(args.queue)), "blob")
-    count = Count(now, args.roles, args.kinds, PriceMap(args.prices), args.max_line, blob_dir)
+    count = Count(now, args.roles, args.kinds, PriceMap(args.prices), args.max_line, blob_dir, args.max_bytes)
     size, undrained = count_queue(args.queue, count)
     if args.format == "json":
         print(json.dumps(headline(count), indent=2, ensure_ascii=True))

@@ -500,7 +500,7 @@ case("sixty_roles", "Sixty roles, kinds and models: the first fifty stand for th
 
 # ---------------------------------------------------------------------------------------------------- payload and blobs
 
-case("oversized", "More than 8192 bytes for the value of a direct member of payload, as JSON text in the line: quotes, escapes and inner spaces count, spaces around it do not; smaller members do not add up.",
+case("oversized", "More than 8192 bytes for a value in payload or result, or for a result or a payload that is no object, as JSON text in the line: quotes, escapes and inner spaces count, spaces around it do not. A payload that is an object is no value, so its members do not add up; those of an object in it do.",
      lines(rec(payload=b'{"a":"' + b"x" * 8190 + b'"}', to=b'"just"'), rec(payload=b'{"a":"' + b"x" * 8191 + b'"}', to=b'"one more"'),
            rec(payload=b'{"a": \t "' + b"x" * 8190 + b'" \t }', to=b'"around"'), rec(payload=b'{"a":[' + b" " * 8192 + b"]}", to=b'"inner"'),
            rec(payload=b'{"a":"' + b"\\u0041" * 1366 + b'"}', to=b'"escapes"'), rec(payload=b'{"a":"' + b"x" * 5000 + b'","b":"' + b"y" * 5000 + b'"}', to=b'"sum"'),
@@ -509,8 +509,36 @@ case("oversized", "More than 8192 bytes for the value of a direct member of payl
            rec(b'"result":{"a":"' + b"x" * 9000 + b'"}', to=b'"elsewhere"'), rec(payload=b'{"' + b"k" * 9000 + b'":1}', to=b'"key"'),
            rec(payload=b'{"a":"' + b"x" * 9000 + b'","b":"' + b"x" * 9000 + b'"}', to=b'"two"', status=b'"queued"'),
            rec(b'"started_ts":"soon"', payload=b'{"a":"' + b"x" * 9000 + b'"}', to=b'"doubt"')),
-     # one more, inner (8194), escapes (8198), nested, number (8193), two
-     [oversized(6), bad()])
+     # one more, inner (8194), escapes (8198), nested (10015), number (8193), no object (9002), array (its string), elsewhere, two
+     [oversized(9), bad()])
+
+def handle(of=b"alpha\n", summary=b"s" * 9000, bytes=b"6", colon=b":", more=b"", sha256=None):
+    """A handle; with a colon or more that are not the usual ones, what looks like one."""
+    digest = hashlib.sha256(of).hexdigest().encode()
+    members = ((b"artifact_ref", b'"blob/%s/%s"' % (digest[:2], digest)), (b"bytes", bytes), (b"sha256", b'"%s"' % (sha256 or digest)), (b"media_type", b'"text/plain"'), (b"summary", b'"%s"' % summary))
+    return b"{" + b",".join(b'"%s"%s%s' % (name, colon, value) for name, value in members) + more + b"}"
+
+
+LONG = b'"' + b"x" * 9000 + b'"'
+case("oversized_inside", "Values are looked at wherever they lie, and of containers what lies in them first. A handle stays, whatever its size and its blanks, and so does a string with a lone surrogate, unless what is around them is too large because of them. What is not quite a handle is an object like any other.",
+     lines(rec(payload=b'{"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_1","content":[{"type":"text","text":' + LONG + b"}]}]}]}", to=b'"content blocks"'),
+           rec(payload=b'{"messages":[{"role":"assistant","content":null},{"role":"tool","tool_call_id":"call_1","content":' + LONG + b"}]}", to=b'"tool message"'),
+           rec(b'"result":[[[[' + LONG + b"]]]]", to=b'"deep result"'), rec(b'"result":' + LONG, to=b'"result"'), rec(b'"result":1' + b"0" * 8192, to=b'"result, a number"'),
+           rec(payload=b'{"a":{' + b",".join(b'"k%04d":%d' % (i, i % 10) for i in range(1000)) + b"}}", to=b'"many"'), rec(payload=b"{" + b",".join(b'"k%04d":%d' % (i, i % 10) for i in range(1000)) + b"}", to=b'"many, payload itself"'),
+           rec(payload=b'{"a":' + LONG + b',"a":1}', to=b'"the first of two"'),
+           rec(payload=b'{"a":' + handle() + b"}", to=b'"handle"'), rec(payload=b'{"a":' + handle(colon=b" :\t") + b"}", to=b'"handle with blanks"'), rec(payload=b'{"a":[' + handle() + b"]}", to=b'"handle in an array"'), rec(b'"result":' + handle(bytes=b"18446744073709551615"), to=b'"result, a handle"'),
+           rec(payload=b'{"a":' + handle(more=b',"more":1') + b"}", to=b'"one member more"'), rec(payload=b'{"a":' + handle(more=b',"bytes":6') + b"}", to=b'"a member twice"'),
+           rec(payload=b'{"a":' + handle(bytes=b"18446744073709551616") + b"}", to=b'"too many bytes"'), rec(payload=b'{"a":' + handle(bytes=b"6.0") + b"}", to=b'"no digits only"'),
+           rec(payload=b'{"a":' + handle(sha256=b"0" * 64) + b"}", to=b'"another blob"'),
+           rec(payload=b'{"a":' + LONG[:-1] + b'\\ud83d"}', to=b'"lone"'), rec(payload=b'{"a":[' + LONG[:-1] + b'\\ud83d"]}', to=b'"lone, in an array"'), rec(payload=b'{"a":' + LONG[:-1] + b'\\ud83d\\ude00"}', to=b'"pair"')),
+     # content blocks, tool message, the three results (9010, 9002, 8193 bytes), many (8 digits and a colon, 1000 times: 10001), the first of two, handle in an array, five that are no handles, lone in an array, pair
+     [oversized(15), bad()])
+
+case("oversized_limit", "The limit can be another. A number or a word can then be too long; a string is too long with its quotes and escapes.",
+     lines(rec(payload=b'{"a":"' + b"x" * 98 + b'"}'), rec(payload=b'{"a":"' + b"x" * 99 + b'"}'), rec(payload=b'{"a":[' + b",".join([b"1"] * 50) + b"]}"), rec(payload=b'{"a":[' + b",".join([b"1"] * 49) + b"]}"),
+           rec(payload=b'{"a":' + handle() + b"}"), rec(payload=b'{"a":"' + b"\\u0000" * 17 + b'"}'), rec(b'"result":' + b"7" * 100), rec(b'"result":' + b"7" * 101)),
+     # The second (101), the third (101; the fourth has 99), the NULs (104), the last.
+     [oversized(4), bad()], args=["--max-bytes", "100"])
 
 B1, B2, B3, B4 = (hashlib.sha256(b).hexdigest().encode() for b in (b"alpha\n", b"beta\n", b"gamma\n", b"delta\n"))
 
