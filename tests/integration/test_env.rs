@@ -27,6 +27,7 @@ pub(crate) const EARLIER_SECONDS: f64 = 1_795_953_585.0;
 
 const EXPORTER: &str = env!("CARGO_BIN_EXE_handoff-exporter");
 const COMPACT: &str = env!("CARGO_BIN_EXE_handoff-compact");
+const OFFLOAD: &str = env!("CARGO_BIN_EXE_handoff-offload");
 /// No run takes this long unless it hangs.
 const HANG: Duration = Duration::from_secs(120);
 /// Debian's `nobody` and `nogroup`.
@@ -98,6 +99,11 @@ impl TestEnv {
         let mut command = self.bare_compact();
         command.args(["--queue", "queue.jsonl", "--textfile-dir", "textfile", "--now", NOW]);
         command
+    }
+
+    /// Offload without arguments.
+    pub(crate) fn bare_offload(&self) -> Command {
+        self.command(OFFLOAD)
     }
 
     pub(crate) fn to_stdout(&self) -> Command {
