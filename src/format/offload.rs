@@ -215,12 +215,15 @@ impl Visit for Judge<'_, '_> {
     fn close(&mut self, end: usize) {
         let start = self.open.pop().map_or(end, |start| start as usize);
         let is_root = self.open.is_empty();
-        if end - start <= self.rule.max_bytes || is_root && self.stays {
+        if end - start <= self.rule.max_bytes {
             return;
         }
         let inside = self.found.iter().rposition(|found| found.value.start < start).map_or(0, |before| before + 1);
         if Handle::read(self.document.cursor(start)).is_some() {
             self.found.truncate(inside);
+            return;
+        }
+        if is_root && self.stays {
             return;
         }
         let saved: i64 = self.found[inside..].iter().map(|found| self.saved_bytes(found)).sum();
