@@ -252,6 +252,13 @@ impl std::ops::AddAssign<Blob> for BlobUsage {
     }
 }
 
+impl std::ops::AddAssign for BlobUsage {
+    fn add_assign(&mut self, more: Self) {
+        self.objects += more.objects;
+        self.bytes += more.bytes;
+    }
+}
+
 impl Blob {
     fn new(digest: Digest, metadata: &Metadata) -> Self {
         let micros = metadata.mtime().saturating_mul(1_000_000).saturating_add(metadata.mtime_nsec() / 1_000);

@@ -1,11 +1,11 @@
 //! Putting blobs into the store so that a line may refer to them: whole, and on disk.
 //!
 //! ```text
-//! lock the store shared ─► many times: write temporary, compare ─► fsync each ─► rename each ─► once: fsync the directories
+//! lock the store shared ─► many threads: write some temporary files ─► fsync each ─► rename each
+//!                      ─► once, when all are done: fsync the directories
 //! ```
 //!
-//! A file of a batch is flushed only when all of it are written and on their way to the disk: the first fsync then has the file system write
-//! its journal for all, and the others find nothing left to do but to report their own errors.
+//! While one thread waits for the disk another writes, and files that are flushed at the same time share a commit of the file system's journal.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -14,13 +14,15 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{Advice, CWD, Mode, fadvise, mkdirat, renameat};
 use rustix::io::Errno;
 
 use super::atomic_file::Temporary;
-use super::blob::{BUFFER, BlobStore, BlobUsage, TEMPORARY};
+use super::blob::{BlobStore, BlobUsage, TEMPORARY};
 use super::files::Finding;
 use super::scan::in_parallel;
 use super::{Error, attributes, directory_of, lock};
@@ -34,22 +36,24 @@ pub(super) struct BlobWriter {
     lock: File,
     /// The metadata of the directory that the queue is in: its owner gets what root makes.
     owner: Metadata,
-    /// What is written, but not yet in its place.
-    batch: Vec<Written>,
-    /// What will be on disk when the writer is finished.
+    progress: Mutex<Progress>,
+}
+
+/// What all threads together have come to.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The blobs that a thread has put, or is about to.
     put: BTreeSet<Digest>,
-    /// The directories that have to be flushed.
-    changed: BTreeSet<u8>,
-    written: BlobUsage,
-    reused: u64,
-    findings: Vec<Finding>,
+    /// The directories that they lie in, by the first bytes of their digests.
+    directories: BTreeSet<u8>,
 }
 
 /// Blobs that are on disk, and that nobody prunes as long as this lives.
 #[derive(Debug)]
 pub(super) struct Durable {
     _lock: File,
-    blobs: BTreeSet<Digest>,
+    /// In order.
+    blobs: Vec<Digest>,
     /// What was written.
     pub(super) written: BlobUsage,
     /// How many blobs were there already.
@@ -61,34 +65,26 @@ pub(super) struct Durable {
 impl Durable {
     /// Whether a blob is among them.
     pub(super) fn contains(&self, digest: &Digest) -> bool {
-        self.blobs.contains(digest)
+        self.blobs.binary_search(digest).is_ok()
     }
 }
 
-/// What came of one blob.
-enum Put {
-    /// It is yet to be flushed and moved to its place.
-    Written(Written),
-    /// It is there.
-    Reused,
+/// What a thread has put.
+#[derive(Default)]
+struct Share {
+    /// What is written, but not yet in its place.
+    batch: Vec<(Digest, Temporary)>,
+    written: BlobUsage,
+    reused: u64,
+    findings: Vec<Finding>,
 }
 
-/// A blob in a temporary file.
-#[derive(Debug)]
-struct Written {
-    digest: Digest,
-    bytes: u64,
-    temporary: Temporary,
-    /// Whether it takes the place of a damaged one.
-    replaces: bool,
-}
-
-/// So many files make a batch, and those that came with the last of them: all are open.
-const MAX_BATCH: usize = 128;
-/// How many threads write.
+/// So many files of a thread are flushed together. All are open until then.
+const MAX_BATCH: usize = 32;
+/// How many threads write or wait for the disk. Each takes memory for some values.
 const WRITERS: usize = 4;
-/// How many threads wait for the disk.
-const FLUSHERS: usize = 16;
+/// How many bytes are compared at once.
+const COMPARED: usize = 16 * 1024;
 const FILE_MODE: u32 = 0o640;
 const DIRECTORY_MODE: u32 = 0o750;
 
@@ -106,65 +102,72 @@ impl BlobWriter {
         let store = BlobStore::open(path)?;
         adopt(store.directory()?, is_new, &owner).map_err(failed)?;
         let lock = store.lock(timeout, lock::Mode::Shared)?;
-        Ok(Self {
-            store,
-            lock,
-            owner,
-            batch: Vec::new(),
-            put: BTreeSet::new(),
-            changed: BTreeSet::new(),
-            written: BlobUsage::default(),
-            reused: 0,
-            findings: Vec::new(),
-        })
+        Ok(Self { store, lock, owner, progress: Mutex::default() })
     }
 
-    /// Sees to it that blobs will be on disk when the writer is [finished](Self::finish).
+    /// Puts what `next` has, until it has nothing more. When this returns, all of it is on disk and a line may refer to it.
     ///
     /// # Errors
-    /// If one can't be written. What is only half written is then gone.
-    pub(super) fn put(&mut self, contents: &[impl AsRef<[u8]> + Sync]) -> Result<(), Error> {
-        let digests = in_groups(contents, WRITERS, |content| Ok(Digest::of(content.as_ref())))?;
-        let mut new = Vec::new();
-        for (digest, content) in digests.into_iter().zip(contents) {
-            if self.put.insert(digest) {
-                new.push((digest, content.as_ref()));
-                if self.changed.insert(digest.first()) {
-                    self.make_directory_of(&digest)?;
-                }
+    /// Those of `next`. If a blob can't be written: what is only half written is then gone.
+    pub(super) fn put_all(
+        self,
+        next: impl Fn() -> Result<Option<Vec<String>>, Error> + Sync,
+    ) -> Result<Durable, Error> {
+        let has_failed = AtomicBool::new(false);
+        let work = |share: &mut Share| {
+            while !has_failed.load(Ordering::Relaxed)
+                && let Some(contents) = next()?
+            {
+                contents.iter().try_for_each(|content| self.put(content.as_bytes(), share))?;
             }
+            self.flush(share)
+        };
+        let shares = in_parallel(&[(); WRITERS], |()| {
+            let mut share = Share::default();
+            let done = work(&mut share).inspect_err(|_| has_failed.store(true, Ordering::Relaxed));
+            done.map(|()| share)
+        })?;
+        self.flush_directories()?;
+
+        let Progress { put, .. } = self.progress.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let blobs = put.into_iter().collect();
+        let mut durable =
+            Durable { _lock: self.lock, blobs, written: BlobUsage::default(), reused: 0, findings: Vec::new() };
+        for share in shares {
+            durable.written += share.written;
+            durable.reused += share.reused;
+            durable.findings.extend(share.findings);
         }
-        for put in in_groups(&new, WRITERS, |(digest, content)| self.put_one(*digest, content))? {
-            match put {
-                Put::Written(written) => {
-                    self.written.objects += 1;
-                    self.written.bytes += written.bytes;
-                    if written.replaces {
-                        let path = self.store.path_of(&written.digest);
-                        self.findings.push(Finding::new(&path, "was damaged, and has been written again"));
-                    }
-                    self.batch.push(written);
-                }
-                Put::Reused => self.reused += 1,
-            }
-        }
-        if self.batch.len() >= MAX_BATCH { self.flush() } else { Ok(()) }
+        Ok(durable)
     }
 
-    fn put_one(&self, digest: Digest, content: &[u8]) -> Result<Put, Error> {
+    fn put(&self, content: &[u8], share: &mut Share) -> Result<(), Error> {
+        let digest = Digest::of(content);
+        if !self.begin(&digest)? {
+            return Ok(());
+        }
         // What it refers to has only this reference, perhaps, from now on. Should that fail, who prunes still looks into all blobs.
         let mut references = References::default();
         references.push(content, |reference| drop(self.store.refresh(&reference)));
         references.finish(|reference| drop(self.store.refresh(&reference)));
 
-        let found = self.find(&digest, content)?;
-        if found == Some(true) {
-            return self.store.refresh(&digest).map(|()| Put::Reused);
+        match self.find(&digest, content)? {
+            Some(true) => {
+                share.reused += 1;
+                return self.store.refresh(&digest);
+            }
+            Some(false) => {
+                let path = self.store.path_of(&digest);
+                share.findings.push(Finding::new(&path, "was damaged, and has been written again"));
+            }
+            None => {}
         }
         let failed = |error| self.write_error(&digest, error);
         let temporary = Temporary::new(self.store.path(), OsStr::new(TEMPORARY)).map_err(failed)?;
         self.fill(temporary.file(), content).map_err(failed)?;
-        Ok(Put::Written(Written { digest, bytes: content.len() as u64, temporary, replaces: found.is_some() }))
+        share.written += BlobUsage { objects: 1, bytes: content.len() as u64 };
+        share.batch.push((digest, temporary));
+        if share.batch.len() < MAX_BATCH { Ok(()) } else { self.flush(share) }
     }
 
     /// Writes a file and has it on its way to the disk.
@@ -187,6 +190,16 @@ impl BlobWriter {
         Ok(Some(size == content.len() as u64 && holds(&file, content).map_err(failed)?))
     }
 
+    /// Sees to it that there is a directory for a blob, and says whether that is still to be put.
+    fn begin(&self, digest: &Digest) -> Result<bool, Error> {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if !progress.directories.contains(&digest.first()) {
+            self.make_directory_of(digest)?;
+            progress.directories.insert(digest.first());
+        }
+        Ok(progress.put.insert(*digest))
+    }
+
     /// Makes the directory for a blob if there is none.
     fn make_directory_of(&self, digest: &Digest) -> Result<(), Error> {
         let path = self.store.path().join(digest.directory());
@@ -201,13 +214,12 @@ impl BlobWriter {
     }
 
     /// Brings what is written to the disk and into its place.
-    fn flush(&mut self) -> Result<(), Error> {
-        let batch = std::mem::take(&mut self.batch);
-        // Many wait for the disk at once, which then flushes its own memory once for all of them.
-        in_groups(&batch, FLUSHERS, |Written { digest, temporary, .. }| {
-            temporary.file().sync_all().map_err(|error| self.write_error(digest, error))
-        })?;
-        for Written { digest, temporary, .. } in batch {
+    fn flush(&self, share: &mut Share) -> Result<(), Error> {
+        let batch = std::mem::take(&mut share.batch);
+        for (digest, temporary) in &batch {
+            temporary.file().sync_all().map_err(|error| self.write_error(digest, error))?;
+        }
+        for (digest, temporary) in batch {
             let Some(directory) = self.store.directory_of(digest.first())? else { continue };
             let rename = |from: &Path| renameat(CWD, from, directory, digest.to_string());
             temporary.persist_by(rename).map_err(|error| self.write_error(&digest, error.into()))?;
@@ -215,24 +227,21 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// Brings everything to the disk that was put. Only now a line may refer to it.
-    ///
-    /// # Errors
-    /// If that fails.
-    pub(super) fn finish(mut self) -> Result<Durable, Error> {
-        self.flush()?;
+    /// Brings the names of all blobs to the disk that were put, those that were there already too: who put them may not have come so far.
+    fn flush_directories(&self) -> Result<(), Error> {
         let sync = |directory: &File| {
             let failed = |error| Error::io(self.store.path(), "cannot be flushed to disk", error).note(UNTOUCHED);
             directory.sync_all().map_err(failed)
         };
-        let changed: Vec<u8> = self.changed.iter().copied().collect();
-        in_groups(&changed, FLUSHERS, |first| self.store.directory_of(*first)?.map_or(Ok(()), sync))?;
-        // Somebody who was killed may have made them, and come no further.
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let firsts: Vec<u8> = progress.directories.iter().copied().collect();
+        let groups: Vec<&[u8]> = firsts.chunks(firsts.len().div_ceil(WRITERS).max(1)).collect();
+        in_parallel(&groups, |firsts| {
+            firsts.iter().try_for_each(|first| self.store.directory_of(*first)?.map_or(Ok(()), sync))
+        })?;
         sync(self.store.directory()?)?;
         let parent = directory_of(self.store.path());
-        sync(&File::open(&parent).map_err(|error| Error::io(&parent, "cannot be opened", error).note(UNTOUCHED))?)?;
-        let Self { lock, put, written, reused, findings, .. } = self;
-        Ok(Durable { _lock: lock, blobs: put, written, reused, findings })
+        sync(&File::open(&parent).map_err(|error| Error::io(&parent, "cannot be opened", error).note(UNTOUCHED))?)
     }
 
     fn write_error(&self, digest: &Digest, error: io::Error) -> Error {
@@ -242,23 +251,12 @@ impl BlobWriter {
 
 const UNTOUCHED: &str = "the queue is left as it was";
 
-/// Does a job for each item, on so many threads.
-fn in_groups<I: Sync, T: Send>(
-    items: &[I],
-    threads: usize,
-    job: impl Fn(&I) -> Result<T, Error> + Sync,
-) -> Result<Vec<T>, Error> {
-    let groups: Vec<&[I]> = items.chunks(items.len().div_ceil(threads).max(1)).collect();
-    let done = in_parallel(&groups, |group| group.iter().map(&job).collect::<Result<Vec<T>, Error>>())?;
-    Ok(done.into_iter().flatten().collect())
-}
-
 /// Whether a file begins with these bytes.
 fn holds(file: &File, content: &[u8]) -> io::Result<bool> {
-    let mut buffer = vec![0; BUFFER.min(content.len())];
-    for (index, wanted) in content.chunks(BUFFER).enumerate() {
+    let mut buffer = vec![0; COMPARED.min(content.len())];
+    for (index, wanted) in content.chunks(COMPARED).enumerate() {
         let found = &mut buffer[..wanted.len()];
-        file.read_exact_at(found, (index * BUFFER) as u64)?;
+        file.read_exact_at(found, (index * COMPARED) as u64)?;
         if found != wanted {
             return Ok(false);
         }

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io;
 use std::ops::{AddAssign, Range};
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
 
 use memchr::memmem::Finder;
 
@@ -176,20 +177,25 @@ struct Survey {
 
 /// Puts the values of records in a range of the queue that are too large into the store.
 fn put(files: &QueueFiles, options: &ReadOptions, rule: Rule, range: Range<u64>) -> Result<Durable, Error> {
-    let mut writer = BlobWriter::open(&files.blobs, &directory_of(&files.queue), options.lock_timeout)?;
-    let mut start = range.start;
-    while start < range.end {
-        // Writers wait only while some are read, not while they are written to the disk.
-        let read = || read_some(files, options, rule, start..range.end);
+    let writer = BlobWriter::open(&files.blobs, &directory_of(&files.queue), options.lock_timeout)?;
+    let start = Mutex::new(range.start);
+    writer.put_all(|| {
+        let mut start = start.lock().unwrap_or_else(PoisonError::into_inner);
+        if *start >= range.end {
+            return Ok(None);
+        }
+        // Writers to the queue wait only while some values are read, not while these are written to the disk.
+        let read = || read_some(files, options, rule, *start..range.end);
         let ((contents, next), _) = lock::shared(&files.lock, options.lock_timeout, read)?;
-        writer.put(&contents)?;
-        start = next;
-    }
-    writer.finish()
+        *start = next;
+        Ok(Some(contents))
+    })
 }
 
-/// So many bytes of values are read at once, or those of one line.
-const MAX_READ: usize = 1024 * 1024;
+/// So many bytes of values a thread takes at once, or those of one line.
+const MAX_READ: usize = 128 * 1024;
+/// How many bytes of the queue are read at once to find them.
+const READ_BUFFER: usize = 64 * 1024;
 
 /// Reads some values that are too large, and tells where to go on.
 ///
@@ -216,7 +222,7 @@ fn read_some(
             at = next_line(&queue.file, at..end)?;
         }
         let (mut splitter, mut is_full) = (LineSplitter::new(options.max_line), false);
-        for_each_chunk(&queue.file, at..end, options.buffer, |chunk| {
+        for_each_chunk(&queue.file, at..end, READ_BUFFER, |chunk| {
             splitter.push(chunk, |line| {
                 at += size(line);
                 if let Some(envelope) = record(line, rule)
