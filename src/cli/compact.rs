@@ -4,20 +4,19 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::builder::FalseyValueParser;
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::Parser;
 use serde_json::json;
 
 use super::args::{self, Common, Names, Pricing, Textfile};
 use super::exit::Exit;
-use super::job::{self, Job, count, size};
+use super::job::{self, Flags, Job, count, size};
 use crate::format::envelope::Status;
 use crate::format::ledger::Ledger;
 use crate::format::retention::{Policy, Reason};
 use crate::format::time::Timestamp;
 use crate::metrics::{self, Removed};
-use crate::store::Error;
-use crate::store::compact::{Outcome, Rewritten, compact, preview};
+use crate::store::compact::{Outcome, compact, preview};
+use crate::store::{Error, Rewritten};
 
 const NAME: &str = "handoff-compact";
 /// As in the names of metrics.
@@ -40,13 +39,8 @@ struct Arguments {
     #[arg(long, env = "HANDOFF_OLDER_THAN", value_name = "TIME", default_value = "14d", value_parser = humantime::parse_duration)]
     older_than: Duration,
 
-    /// Print what would be removed and kept, and why; change nothing
-    #[arg(long, env = "HANDOFF_DRY_RUN", value_parser = FalseyValueParser::new())]
-    dry_run: bool,
-
-    /// Print what was done, or would be, as JSON
-    #[arg(long, env = "HANDOFF_JSON", value_parser = FalseyValueParser::new())]
-    json: bool,
+    #[command(flatten)]
+    flags: Flags,
 
     #[command(flatten)]
     names: Names,
@@ -70,21 +64,10 @@ The queue is whole after each of them; a failed run has left it as it was, or sa
 /// Runs the tool.
 #[must_use]
 pub fn main() -> ExitCode {
-    match parse() {
+    match job::parse(JOB, |arguments: &mut Arguments| (&mut arguments.common, &mut arguments.textfile)) {
         Ok(arguments) => run(&arguments).into(),
         Err(error) => args::report(NAME, &error).into(),
     }
-}
-
-fn parse() -> Result<Arguments, clap::Error> {
-    let mut matches = args::parse(Arguments::command(), std::env::args_os())?;
-    let [verbose, quiet] = args::verbosity(Arguments::command(), &matches)?;
-    let wants_metrics = !args::is_default(&matches, "textfile_dir");
-    let mut arguments = Arguments::from_arg_matches_mut(&mut matches)?;
-    arguments.common.prefer(verbose, quiet);
-    arguments.textfile.is_wanted = wants_metrics;
-    arguments.textfile.keep_apart(&job::file_name(JOB), &arguments.common, Arguments::command())?;
-    Ok(arguments)
 }
 
 fn run(arguments: &Arguments) -> Exit {
@@ -93,14 +76,18 @@ fn run(arguments: &Arguments) -> Exit {
     let outcome = job.check(act(arguments, now));
     if let Some(outcome) = &outcome {
         job.report(&outcome.rewritten);
-        if arguments.json || arguments.dry_run {
-            job.print(&if arguments.json { json(arguments, now, outcome) } else { text(arguments, now, outcome) });
+        if arguments.flags.json || arguments.flags.dry_run {
+            job.print(&if arguments.flags.json {
+                json(arguments, now, outcome)
+            } else {
+                text(arguments, now, outcome)
+            });
         }
-        if !arguments.dry_run {
+        if !arguments.flags.dry_run {
             job.say(in_words(arguments, outcome), &outcome.rewritten);
         }
     }
-    if arguments.dry_run {
+    if arguments.flags.dry_run {
         return job.finish_preview();
     }
     let removed = match &outcome {
@@ -115,7 +102,7 @@ fn act(arguments: &Arguments, now: Timestamp) -> Result<Outcome, Error> {
     let (roles, kinds, prices) = (roles.clone(), kinds.clone(), arguments.pricing.read()?);
     let policy = Policy { now, older_than: arguments.older_than, roles, kinds, prices };
     let (files, options) = (arguments.common.files(None), arguments.common.read_options());
-    if arguments.dry_run { preview(&files, &options, &policy) } else { compact(&files, &options, &policy) }
+    if arguments.flags.dry_run { preview(&files, &options, &policy) } else { compact(&files, &options, &policy) }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "samples are floats, and exact up to 2^53")]
@@ -166,11 +153,7 @@ fn text(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
     if plan.ledgers.lines > 0 {
         let _ = writeln!(text, "renew {} that holds the ledger", count(plan.ledgers.lines, "line"));
     }
-    if outcome.rewritten.late.lines > 0 {
-        let late = count(outcome.rewritten.late.lines, "late line");
-        let _ = writeln!(text, "take over {late} from earlier generations");
-    }
-    text
+    text + &job::would_take_over(&outcome.rewritten)
 }
 
 /// The outcome for machines.
@@ -182,7 +165,7 @@ fn json(arguments: &Arguments, now: Timestamp, outcome: &Outcome) -> String {
     let Rewritten { late, removed_generations, replaced, locked_for, ledger, .. } = &outcome.rewritten;
     let outcome = json!({
         "queue": arguments.common.queue.to_string_lossy(),
-        "dry_run": arguments.dry_run,
+        "dry_run": arguments.flags.dry_run,
         "done_before_timestamp_seconds": now.before(arguments.older_than).as_seconds(),
         "lines": plan.lines(),
         "removed": { "records": plan.removed.lines, "bytes": plan.removed.bytes },

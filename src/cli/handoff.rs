@@ -55,8 +55,11 @@ enum BlobCommand {
 
     /// List blobs that are missing, corrupt or orphaned, and handles that say what isn't so
     ///
-    /// Reads every blob. Orphaned blobs are harmless: handoff-offload removes them in time.
-    #[command(after_help = "Example: handoff blob check --json | jq .missing\nExit codes: 0 all is well, 1 it is not")]
+    /// Reads every blob. Orphaned blobs are harmless: handoff-offload removes them in time. One that is just being put is orphaned too,
+    /// until its line is written.
+    #[command(
+        after_help = "Example: handoff blob check --json | jq .missing\nExit codes: 0 all is well, 1 it is not, 74 or 75 there was no telling"
+    )]
     Check {
         #[command(flatten)]
         place: Place,
@@ -188,7 +191,7 @@ fn problems_as_text(problems: &Problems) -> String {
     }
     for Forged { path, line, id, what } in &problems.forged {
         let record = id.as_ref().map_or_else(String::new, |id| format!(" record {}:", id.escape_debug()));
-        let _ = writeln!(text, "forged {}:{line}:{record} a handle {what}", path.display());
+        let _ = writeln!(text, "forged {}:{line}:{record} {what}", path.display());
     }
     for Blob { digest, bytes, modified } in &problems.orphaned {
         let _ = writeln!(text, "orphaned {}: {}, put {modified}", digest.reference(), size(*bytes));

@@ -4,14 +4,43 @@ use std::fmt::{Display, Write};
 use std::time::Instant;
 
 use bytesize::ByteSize;
+use clap::builder::FalseyValueParser;
+use clap::{Args, CommandFactory, FromArgMatches};
 
-use super::args::{Common, Textfile};
+use super::args::{self, Common, Textfile};
 use super::exit::Exit;
 use super::messages::{self, Messages};
 use crate::format::time::Timestamp;
 use crate::metrics::{self, JobRun};
-use crate::store::offload::Rewritten;
-use crate::store::{Error, ErrorKind, atomic_file};
+use crate::store::{Error, ErrorKind, Rewritten, atomic_file};
+
+/// What all jobs can be told to do.
+#[derive(Debug, Args)]
+pub(super) struct Flags {
+    /// Print what would be done, and why; change nothing
+    #[arg(long, env = "HANDOFF_DRY_RUN", value_parser = FalseyValueParser::new())]
+    pub(super) dry_run: bool,
+
+    /// Print what was done, or would be, as JSON
+    #[arg(long, env = "HANDOFF_JSON", value_parser = FalseyValueParser::new())]
+    pub(super) json: bool,
+}
+
+/// Parses the command line of a job.
+pub(super) fn parse<A: CommandFactory + FromArgMatches>(
+    name: &str,
+    parts: fn(&mut A) -> (&mut Common, &mut Textfile),
+) -> Result<A, clap::Error> {
+    let mut matches = args::parse(A::command(), std::env::args_os())?;
+    let [verbose, quiet] = args::verbosity(A::command(), &matches)?;
+    let wants_metrics = !args::is_default(&matches, "textfile_dir");
+    let mut arguments = A::from_arg_matches_mut(&mut matches)?;
+    let (common, textfile) = parts(&mut arguments);
+    common.prefer(verbose, quiet);
+    textfile.is_wanted = wants_metrics;
+    textfile.keep_apart(&file_name(name), common, A::command())?;
+    Ok(arguments)
+}
 
 /// A run of a job.
 pub(super) struct Job<'a> {
@@ -55,7 +84,9 @@ impl<'a> Job<'a> {
         for finding in &rewritten.findings {
             self.messages.warning(finding);
         }
-        rewritten.unsettled.iter().for_each(|error| self.fail(error));
+        if let Some(error) = &rewritten.unsettled {
+            self.fail(error);
+        }
     }
 
     /// Prints data.
@@ -109,6 +140,14 @@ impl<'a> Job<'a> {
 /// The file in the textfile directory that a job writes.
 pub(super) fn file_name(job: &str) -> String {
     format!("handoff_{job}.prom")
+}
+
+/// What a run would take over, for people.
+pub(super) fn would_take_over(rewritten: &Rewritten) -> String {
+    match rewritten.late.lines {
+        0 => String::new(),
+        lines => format!("take over {} from earlier generations\n", count(lines, "late line")),
+    }
 }
 
 /// What is said of a queue that was replaced, after everything else.

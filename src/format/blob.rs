@@ -62,7 +62,7 @@ impl Digest {
 
     /// The name of the directory that the blob lies in.
     #[must_use]
-    pub fn directory(&self) -> String {
+    pub(crate) fn directory(&self) -> String {
         format!("{:02x}", self.first())
     }
 
@@ -73,7 +73,7 @@ impl Digest {
 
     /// The digest's first bytes, which tell blobs apart nearly always.
     #[must_use]
-    pub fn prefix(&self) -> u64 {
+    pub(crate) fn prefix(&self) -> u64 {
         self.0[..8].iter().fold(0, |prefix, byte| prefix << 8 | u64::from(*byte))
     }
 }
@@ -92,17 +92,17 @@ impl fmt::Debug for Digest {
 
 /// The digest of bytes that come one piece after the other.
 #[derive(Clone, Debug, Default)]
-pub struct Hasher(Sha256);
+pub(crate) struct Hasher(Sha256);
 
 impl Hasher {
     /// Takes the next bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
     /// The digest of all of them.
     #[must_use]
-    pub fn finish(self) -> Digest {
+    pub(crate) fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
     }
 }
@@ -183,10 +183,10 @@ impl<'a> Handle<'a> {
 /// Passes on the objects anywhere in a JSON text that claim to stand for a blob: handles, and `None` for what is none.
 ///
 /// That is an object with an `artifact_ref` that mentions `blob/`, or one with a `sha256` too. Others refer to artifacts of another sort.
-pub fn for_each_handle<'a>(text: &'a str, sink: impl FnMut(Option<Handle<'a>>)) {
+pub(crate) fn for_each_handle<'a>(text: &'a str, sink: impl FnMut(Option<Handle<'a>>)) {
     let document = Document::new(text);
     let mut claims = Claims { document: &document, open: Vec::new(), marks: Vec::new(), is_at_ref: false, sink };
-    // What isn't JSON has none.
+    // What isn't JSON ends it.
     let _ = document.start().walk(&mut claims);
 }
 
@@ -211,13 +211,17 @@ struct Mark {
 }
 
 impl<S> Claims<'_, '_, S> {
-    /// The mark of the innermost container.
-    fn mark(&mut self) -> Option<&mut Mark> {
+    /// Marks the innermost container.
+    fn mark(&mut self, set: impl FnOnce(&mut Mark)) {
         let depth = self.open.len();
-        if self.marks.last().is_none_or(|mark| mark.depth < depth) {
-            self.marks.push(Mark { depth, ..Mark::default() });
+        match self.marks.last_mut() {
+            Some(mark) if mark.depth == depth => set(mark),
+            _ => {
+                let mut mark = Mark { depth, ..Mark::default() };
+                set(&mut mark);
+                self.marks.push(mark);
+            }
         }
-        self.marks.last_mut()
     }
 
     fn string(&self, json: Range<usize>) -> Option<Cow<'_, str>> {
@@ -236,7 +240,7 @@ impl<'a, S: FnMut(Option<Handle<'a>>)> Visit for Claims<'_, 'a, S> {
         let (is_ref, is_digest) = (key.as_deref() == Some(ARTIFACT_REF), key.as_deref() == Some("sha256"));
         self.is_at_ref = is_ref;
         if is_ref || is_digest {
-            self.mark().into_iter().for_each(|mark| {
+            self.mark(|mark| {
                 mark.has_ref |= is_ref;
                 mark.has_digest |= is_digest;
             });
@@ -245,7 +249,7 @@ impl<'a, S: FnMut(Option<Handle<'a>>)> Visit for Claims<'_, 'a, S> {
 
     fn scalar(&mut self, value: Range<usize>) {
         if std::mem::take(&mut self.is_at_ref) && self.string(value).is_some_and(|text| text.contains(PREFIX)) {
-            self.mark().into_iter().for_each(|mark| mark.mentions_blob = true);
+            self.mark(|mark| mark.mentions_blob = true);
         }
     }
 
@@ -262,7 +266,7 @@ impl<'a, S: FnMut(Option<Handle<'a>>)> Visit for Claims<'_, 'a, S> {
 }
 
 /// The member that makes an object look like a handle.
-pub const ARTIFACT_REF: &str = "artifact_ref";
+pub(crate) const ARTIFACT_REF: &str = "artifact_ref";
 
 /// The first bytes of a text, `limit` at most, and only whole characters.
 pub(super) fn beginning(text: &str, limit: usize) -> &str {
@@ -274,8 +278,54 @@ const PREFIX: &str = "blob/";
 const PATH_LEN: usize = 2 + 1 + 64;
 /// How many bytes after its first one decide whether there is a reference: the rest of it, and the byte after it.
 const LOOK_AHEAD: usize = PREFIX.len() + PATH_LEN;
+/// Finds references to blobs in a stream of raw bytes, cut into chunks of any size: their digests, wherever 64 hex digits stand together.
+///
+/// What a handle was before a worker wrote it anew, or a crash tore it, may look different, but its digest is still there.
+#[derive(Debug, Default)]
+pub(crate) struct Digests {
+    /// The end of the last chunk, in which a digest may begin, and the new one.
+    bytes: Vec<u8>,
+}
 
-/// Finds references to blobs in a stream of raw bytes, cut into chunks of any size.
+impl Digests {
+    /// The length of a digest as it is written.
+    const LEN: usize = 64;
+
+    /// Passes on the digests that turn out to end with the next bytes of the stream.
+    pub(crate) fn push(&mut self, chunk: &[u8], sink: impl FnMut(Digest)) {
+        let decided = self.bytes.len();
+        self.bytes.extend_from_slice(chunk);
+        Self::find(&self.bytes, decided..self.bytes.len(), sink);
+        // If all of these are digits, they belong to more than a digest.
+        self.bytes.drain(..self.bytes.len().saturating_sub(Self::LEN + 1));
+    }
+
+    /// The same for the end of the stream.
+    pub(crate) fn finish(self, sink: impl FnMut(Digest)) {
+        Self::find(&self.bytes, self.bytes.len()..self.bytes.len() + 1, sink);
+    }
+
+    /// Passes on the digests that end in a range.
+    fn find(bytes: &[u8], ends: Range<usize>, mut sink: impl FnMut(Digest)) {
+        let is_digit = |byte: &u8| hex_digit(*byte).is_some();
+        // No digest fits between two of these places.
+        let mut at = Self::LEN - 1;
+        while at < bytes.len() {
+            if !is_digit(&bytes[at]) {
+                at += Self::LEN;
+                continue;
+            }
+            let start = at - bytes[..at].iter().rev().take_while(|byte| is_digit(byte)).count();
+            let end = at + bytes[at..].iter().take_while(|byte| is_digit(byte)).count();
+            if end - start == Self::LEN && ends.contains(&end) {
+                std::str::from_utf8(&bytes[start..end]).ok().and_then(Digest::parse).into_iter().for_each(&mut sink);
+            }
+            at = end + Self::LEN;
+        }
+    }
+}
+
+/// Finds references to blobs by their full text in a stream of raw bytes, cut into chunks of any size.
 #[derive(Debug)]
 pub struct References {
     finder: Finder<'static>,
@@ -328,7 +378,7 @@ impl References {
 
 /// Whether `name` is that of a directory in the store.
 #[must_use]
-pub fn is_blob_directory(name: &str) -> bool {
+pub(crate) fn is_blob_directory(name: &str) -> bool {
     name.len() == 2 && name.bytes().all(|byte| hex_digit(byte).is_some())
 }
 
@@ -352,6 +402,35 @@ mod tests {
         }
         references.finish(|_| count += 1);
         count
+    }
+
+    #[test]
+    fn a_digest_is_found_in_any_chunks_wherever_64_digits_stand_together() {
+        let hash = "0123456789abcdef".repeat(4);
+        let long = "ab".repeat(500);
+        for (text, expected) in [
+            (hash.clone(), true),
+            (format!("blob\\/01\\/{hash}\""), true),
+            (format!("{long}\"{hash}"), true),
+            (format!("{hash} {long}"), true),
+            (format!("{}{hash}\n{}", "x".repeat(63), "y".repeat(64)), true),
+            (format!("{hash}0"), false),
+            (format!("a{hash}"), false),
+            (format!("{}{hash}", "0".repeat(300)), false),
+            (hash[1..].to_owned(), false),
+            (hash.to_uppercase(), false),
+            (long, false),
+        ] {
+            for chunk in 1..=text.len() {
+                let (mut digests, mut found) = (Digests::default(), Vec::new());
+                for chunk in text.as_bytes().chunks(chunk) {
+                    digests.push(chunk, |digest| found.push(digest.to_string()));
+                }
+                digests.finish(|digest| found.push(digest.to_string()));
+                found.dedup();
+                assert_eq!(found, if expected { vec![hash.clone()] } else { vec![] }, "{text} in chunks of {chunk}");
+            }
+        }
     }
 
     #[test]

@@ -118,6 +118,14 @@ impl Totals {
     }
 }
 
+/// Adds the offsets of another ledger: of each generation the largest counts.
+pub(crate) fn merge_generations(generations: &mut BTreeMap<u64, u64>, more: &BTreeMap<u64, u64>) {
+    for (&generation, &offset) in more {
+        let known = generations.entry(generation).or_default();
+        *known = offset.max(*known);
+    }
+}
+
 impl Ledger {
     const VERSION: &str = "1";
     /// Far more than all cells that there can be. Without a limit a damaged line could take many times its length in memory.

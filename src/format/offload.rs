@@ -115,11 +115,10 @@ impl<'a> Oversized<'a> {
     pub fn pointers(&self) -> Vec<String> {
         let document = Document::new(self.text);
         let mut pointers = Vec::new();
-        for (root, name) in &self.roots {
-            let wanted: Vec<usize> = self.values.iter().map(|value| value.start).collect();
-            let mut finder =
-                Pointers { text: self.text, wanted, path: Vec::new(), next: Step::Root(name), found: Vec::new() };
-            if document.cursor(*root).walk(&mut finder).is_ok() {
+        for &(root, name) in &self.roots {
+            let (path, next) = (Vec::new(), Step::Index(0));
+            let mut finder = Pointers { text: self.text, name, values: &self.values, path, next, found: Vec::new() };
+            if document.cursor(root).walk(&mut finder).is_ok() {
                 pointers.append(&mut finder.found);
             }
         }
@@ -242,36 +241,37 @@ impl Visit for Judge<'_, '_> {
 }
 
 /// Finds out how to get to values.
-struct Pointers<'a> {
-    text: &'a str,
-    /// Where they begin, in order.
-    wanted: Vec<usize>,
-    /// The steps to the innermost container that is open.
-    path: Vec<Step<'a>>,
+struct Pointers<'o> {
+    text: &'o str,
+    /// What the outermost value is called.
+    name: &'static str,
+    /// The values, in order.
+    values: &'o [Range<usize>],
+    /// The steps to the innermost container that is open, the first of which is the name. Nesting has no limit, so this has to be small.
+    path: Vec<Step>,
     /// The step from there to the next value.
-    next: Step<'a>,
+    next: Step,
     found: Vec<(usize, String)>,
 }
 
 #[derive(Clone, Copy)]
-enum Step<'a> {
-    Root(&'static str),
-    /// As it stands in the line.
-    Key(&'a str),
-    Index(usize),
+enum Step {
+    /// A key, by where it begins and ends in the line.
+    Key(u32, u32),
+    Index(u32),
 }
 
 impl Pointers<'_> {
     fn value(&mut self, at: usize) {
-        if self.wanted.binary_search(&at).is_err() {
+        if self.values.binary_search_by_key(&at, |value| value.start).is_err() {
             return;
         }
-        let mut pointer = String::new();
-        for step in self.path.iter().chain([&self.next]) {
-            match step {
-                Step::Root(name) => pointer.push_str(name),
-                Step::Key(key) => {
-                    let key = json::string(key).map(|key| key.text).unwrap_or_default();
+        let mut pointer = self.name.to_owned();
+        for step in self.path.iter().chain([&self.next]).skip(1) {
+            match *step {
+                Step::Key(start, end) => {
+                    let key = self.text.get(start as usize..end as usize).and_then(json::string);
+                    let key = key.map(|key| key.text).unwrap_or_default();
                     pointer.push('/');
                     pointer.push_str(&key.replace('~', "~0").replace('/', "~1"));
                 }
@@ -303,7 +303,8 @@ impl Visit for Pointers<'_> {
     }
 
     fn key(&mut self, key: Range<usize>) {
-        self.next = Step::Key(self.text.get(key).unwrap_or_default());
+        let place = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        self.next = Step::Key(place(key.start), place(key.end));
     }
 
     fn scalar(&mut self, value: Range<usize>) {

@@ -5,11 +5,11 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use super::envelope::{self, Doubt, Envelope, Line, Status};
-use super::ledger::{Ledger, LedgerTotals, Totals};
+use super::ledger::{Ledger, LedgerTotals, Totals, merge_generations};
 use super::lines::RawLine;
 use super::malformed::{self, Malformed};
 use super::spend::Prices;
-use super::summary::{MalformedLine, merge_generations};
+use super::summary::MalformedLine;
 use super::tally::Tally;
 use super::time::Timestamp;
 

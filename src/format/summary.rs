@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::envelope::{self, Envelope, Line, Status};
 use super::labels::Label;
-use super::ledger::{Ledger, Totals};
+use super::ledger::{Ledger, Totals, merge_generations};
 use super::lines::RawLine;
 use super::malformed::{Malformed, Reason};
 use super::offload;
@@ -189,14 +189,6 @@ impl tally::Cell for Cell {
         for (oldest, other) in self.oldest.iter_mut().zip(other.oldest) {
             *oldest = [*oldest, other].into_iter().flatten().min();
         }
-    }
-}
-
-/// Adds the offsets of another ledger: of each generation the largest counts.
-pub(crate) fn merge_generations(generations: &mut BTreeMap<u64, u64>, more: &BTreeMap<u64, u64>) {
-    for (&generation, &offset) in more {
-        let known = generations.entry(generation).or_default();
-        *known = offset.max(*known);
     }
 }
 

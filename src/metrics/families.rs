@@ -1,14 +1,15 @@
-//! The metric families of `handoff.prom`.
+//! The metric families of all `.prom` files.
 
 use prometheus::proto::{self, Bucket, Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
-use super::{Health, JobRun, LAST_SUCCESS, Offloaded, REMOVED, Removed, last_success_of};
+use super::{Health, JobRun, LAST_SUCCESS, REMOVED, Removed, last_success_of};
 use crate::format::envelope::Status;
 use crate::format::histogram::{BOUNDS_SECONDS, Histogram};
 use crate::format::ledger::Totals;
 use crate::format::malformed::Reason;
 use crate::format::spend::Tokens;
 use crate::format::time::seconds;
+use crate::store::blob::BlobUsage;
 use crate::store::queue::{BlobReading, Reading};
 
 /// The statuses whose oldest record is told: those in which a record waits for somebody.
@@ -162,23 +163,20 @@ pub(super) fn of_job(job: &str, run: JobRun) -> [MetricFamily; 4] {
 }
 
 /// What a run of offload did.
-pub(super) fn of_offloaded(offloaded: Offloaded) -> [MetricFamily; 3] {
-    let pruned = offloaded.pruned_objects.map(|objects| sample([], float(objects)));
+pub(super) fn of_offload(written: Option<BlobUsage>, pruned: Option<BlobUsage>) -> [MetricFamily; 3] {
+    let family = |name: &str, help: &str, usage: Option<BlobUsage>, value: fn(BlobUsage) -> u64| {
+        gauge(name, help, usage.map(|usage| sample([], float(value(usage)))).into_iter().collect())
+    };
     [
-        gauge(
-            "handoff_offload_last_run_bytes",
-            "Size of the blobs that the last run wrote.",
-            vec![sample([], float(offloaded.bytes))],
-        ),
-        gauge(
-            "handoff_offload_last_run_objects",
-            "Blobs that the last run wrote.",
-            vec![sample([], float(offloaded.objects))],
-        ),
-        gauge(
+        family("handoff_offload_last_run_bytes", "Size of the blobs that the last run wrote.", written, |usage| {
+            usage.bytes
+        }),
+        family("handoff_offload_last_run_objects", "Blobs that the last run wrote.", written, |usage| usage.objects),
+        family(
             "handoff_offload_last_run_pruned_objects",
             "Blobs that nothing referred to, and that the last run removed.",
-            pruned.into_iter().collect(),
+            pruned,
+            |usage| usage.objects,
         ),
     ]
 }

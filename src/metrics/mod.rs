@@ -8,6 +8,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Metric, MetricFamily};
 use prometheus::{Registry, TextEncoder};
 
+use crate::store::blob::BlobUsage;
 use crate::store::queue::Reading;
 
 /// How a run of the exporter went.
@@ -35,17 +36,6 @@ pub struct JobRun {
     pub last_success: Option<f64>,
     /// How long it took, in seconds.
     pub duration: f64,
-}
-
-/// What a run of offload did.
-#[derive(Clone, Copy, Debug)]
-pub struct Offloaded {
-    /// How many blobs were written.
-    pub objects: u64,
-    /// How many bytes they have.
-    pub bytes: u64,
-    /// How many blobs were removed, if that could be done.
-    pub pruned_objects: Option<u64>,
 }
 
 /// What compaction has removed so far.
@@ -76,13 +66,16 @@ pub fn render_compact(run: JobRun, removed: Option<Removed>) -> prometheus::Resu
     encode(families::of_job("compact", run).into_iter().chain(removed))
 }
 
-/// Everything in `handoff_offload.prom`. What a run that failed did, nobody knows.
+/// Everything in `handoff_offload.prom`: what was written and what was pruned, each unless it failed.
 ///
 /// # Errors
 /// If a family contradicts itself, which would be a bug.
-pub fn render_offload(run: JobRun, offloaded: Option<Offloaded>) -> prometheus::Result<String> {
-    let offloaded = offloaded.into_iter().flat_map(families::of_offloaded);
-    encode(families::of_job("offload", run).into_iter().chain(offloaded))
+pub fn render_offload(
+    run: JobRun,
+    written: Option<BlobUsage>,
+    pruned: Option<BlobUsage>,
+) -> prometheus::Result<String> {
+    encode(families::of_job("offload", run).into_iter().chain(families::of_offload(written, pruned)))
 }
 
 /// The metric by which a run of a maintenance job tells the next when it succeeded.

@@ -1,18 +1,23 @@
 //! The blob store: where blobs lie, and looking at them.
 
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, openat, statat, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, openat, readlinkat, statat,
+    unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use walkdir::{DirEntry, WalkDir};
 
+use super::atomic_file::{self, Temporary};
 use super::{Error, ErrorKind, lock, uninterrupted};
 use crate::format::blob::{Digest, Hasher, is_blob_directory};
 use crate::format::time::Timestamp;
@@ -50,12 +55,39 @@ pub struct BlobUsage {
 }
 
 impl BlobStore {
-    /// Opens the store at `path`.
+    /// Opens the store at `path` for reading.
     ///
     /// # Errors
     /// If what is there is no directory, or can't be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let directory = match OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path) {
+        Self::open_at(path, path)
+    }
+
+    /// Opens the store at `path` to change it. It may be a symbolic link only if nobody else could have planted that to have us write elsewhere.
+    pub(super) fn open_trusted(path: &Path) -> Result<Self, Error> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let failed = |error: io::Error| Error::io(path, "cannot be opened", error);
+        let found = match openat(CWD, path, flags, Mode::empty()) {
+            Ok(found) => File::from(found),
+            Err(Errno::NOENT) => return Self::open(path),
+            Err(error) => return Err(failed(error.into())),
+        };
+        let metadata = found.metadata().map_err(failed)?;
+        if !metadata.is_symlink() {
+            return Self::open_at(path, &opened(&found));
+        }
+        if ![0, rustix::process::geteuid().as_raw()].contains(&metadata.uid()) {
+            let what =
+                format!("is a symbolic link that belongs to another user, {}, and is not followed", metadata.uid());
+            return Err(Error::io(path, what, io::ErrorKind::PermissionDenied.into()).advise("say --blob-dir"));
+        }
+        // The link that was judged, whatever stands in its place by now.
+        let target = readlinkat(&found, "", Vec::new()).map_err(|error| failed(error.into()))?;
+        Self::open_at(path, &path.with_file_name(OsStr::from_bytes(target.to_bytes())))
+    }
+
+    fn open_at(path: &Path, place: &Path) -> Result<Self, Error> {
+        let directory = match OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(place) {
             Ok(directory) => Some(directory),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
@@ -103,6 +135,20 @@ impl BlobStore {
         Ok(slot.get())
     }
 
+    /// A temporary file in the store.
+    pub(super) fn temporary(&self) -> io::Result<Temporary> {
+        let directory = self.directory.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        // Not by its own path, which somebody may turn into another's.
+        Temporary::new(&opened(directory), OsStr::new(TEMPORARY))
+    }
+
+    /// Removes temporary files that dead runs have left.
+    pub(super) fn remove_abandoned(&self) {
+        if let Some(directory) = &self.directory {
+            atomic_file::remove_abandoned(&opened(directory), OsStr::new(TEMPORARY));
+        }
+    }
+
     /// Locks the store: shared by those who put, exclusively by who prunes.
     ///
     /// # Errors
@@ -112,7 +158,17 @@ impl BlobStore {
         // A description of its own, for that is what a lock belongs to.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = File::from(openat(self.directory()?, ".", flags, Mode::empty()).map_err(failed)?);
-        lock::wait(directory, &self.path, timeout, mode)?.ok_or_else(|| lock::busy(&self.path, timeout))
+        let lock = lock::wait(directory, &self.path, timeout, mode)?.ok_or_else(|| lock::busy(&self.path, timeout))?;
+        self.require_in_place(&lock).map(|()| lock)
+    }
+
+    /// Makes sure that the store has not been moved away since it was opened.
+    pub(super) fn require_in_place(&self, directory: &File) -> Result<(), Error> {
+        if lock::is_still_at(directory, &self.path)? {
+            return Ok(());
+        }
+        let what = "was moved away or replaced while it was in use, so no line refers to what is new in it";
+        Err(Error::new(ErrorKind::Busy, &self.path, what).advise("try again"))
     }
 
     /// Sets the time of modification of a blob to now, if it is there.
@@ -142,7 +198,7 @@ impl BlobStore {
     ///
     /// # Errors
     /// If it can't be opened.
-    pub fn open_blob(&self, digest: &Digest) -> Result<Option<(File, u64)>, Error> {
+    pub(crate) fn open_blob(&self, digest: &Digest) -> Result<Option<(File, u64)>, Error> {
         let Some(directory) = self.directory_of(digest.first())? else { return Ok(None) };
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let failed = |error| Error::io(&self.path_of(digest), "cannot be opened", error);
@@ -160,7 +216,7 @@ impl BlobStore {
     ///
     /// # Errors
     /// If that can't be found out.
-    pub fn exists(&self, digest: &Digest) -> Result<bool, Error> {
+    pub(crate) fn exists(&self, digest: &Digest) -> Result<bool, Error> {
         let Some(directory) = self.directory_of(digest.first())? else { return Ok(false) };
         match statat(directory, digest.to_string(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode).is_file()),
@@ -203,7 +259,7 @@ impl BlobStore {
     ///
     /// # Errors
     /// If a directory can't be read.
-    pub fn for_each(&self, mut each: impl FnMut(Blob) -> Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn for_each(&self, mut each: impl FnMut(Blob) -> Result<(), Error>) -> Result<(), Error> {
         // What else lies there, a file system's lost+found say, is nobody's business here.
         let is_ours =
             |entry: &DirEntry| entry.depth() != 1 || entry.file_name().to_str().is_some_and(is_blob_directory);
@@ -235,7 +291,7 @@ impl BlobStore {
     ///
     /// # Errors
     /// If a directory can't be read.
-    pub fn usage(&self) -> Result<BlobUsage, Error> {
+    pub(crate) fn usage(&self) -> Result<BlobUsage, Error> {
         let mut usage = BlobUsage::default();
         self.for_each(|blob| {
             usage += blob;
@@ -270,4 +326,9 @@ impl Blob {
 pub(super) const BUFFER: usize = 256 * 1024;
 
 /// What temporary files in the store are named after.
-pub(super) const TEMPORARY: &str = "blob";
+const TEMPORARY: &str = "blob";
+
+/// A path that leads to what is open, wherever that is now.
+fn opened(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}

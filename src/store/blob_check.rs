@@ -1,7 +1,8 @@
 //! Checking the blob store against the queue.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -63,17 +64,17 @@ impl Problems {
     }
 }
 
-/// Compares the store with the queue and its earlier generations, and each blob with its name.
+/// Compares the store with the queue, and each blob with its name.
 ///
 /// # Errors
 /// If anything can't be read.
 pub fn check(files: &QueueFiles, options: &ReadOptions) -> Result<Problems, Error> {
     let mut problems = of_queue(files, options)?;
     let store = BlobStore::open(&files.blobs)?;
+    let known: BTreeSet<Digest> = problems.missing.iter().map(|missing| missing.digest).collect();
     let mut missing = BTreeMap::new();
     store.for_each(|blob| {
-        let mut references = References::default();
-        let mut referred = Vec::new();
+        let (mut references, mut referred) = (References::default(), Vec::new());
         let read = store.read(&blob.digest, |bytes| {
             references.push(bytes, |digest| referred.push(digest));
             Ok(())
@@ -85,29 +86,28 @@ pub fn check(files: &QueueFiles, options: &ReadOptions) -> Result<Problems, Erro
             }
             // It has been removed since it was listed.
             Ok(None) => return Ok(()),
-            read => {
-                read?;
-            }
+            read => drop(read?),
         }
         problems.usage += blob;
         for digest in referred {
-            if !store.exists(&digest)? {
+            if !known.contains(&digest) && !store.exists(&digest)? {
                 missing.entry(digest).or_insert_with(|| store.path_of(&blob.digest));
             }
         }
         Ok(())
     })?;
-    missing.retain(|digest, _| problems.missing.iter().all(|known| known.digest != *digest));
-    let nested = missing.into_iter().map(|(digest, path)| Missing { digest, path, line: None });
-    problems.missing.extend(nested);
-    prune::for_each_unwanted(files, Timestamp::from_micros(i64::MAX), |blob| {
+    problems.missing.extend(missing.into_iter().map(|(digest, path)| Missing { digest, path, line: None }));
+    prune::for_each_unwanted(files, options.lock_timeout, NEVER, |blob| {
         problems.orphaned.push(blob);
         Ok(())
     })?;
     Ok(problems)
 }
 
-/// What the store holds and lacks, without reading blobs that something refers to unless they may refer to others.
+/// Later than anything.
+const NEVER: Timestamp = Timestamp::from_micros(i64::MAX);
+
+/// What the store holds, and what the queue misses in it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// All blobs.
@@ -118,7 +118,7 @@ pub struct Stats {
     pub largest_bytes: u64,
     /// When the oldest was put last.
     pub oldest: Option<Timestamp>,
-    /// How many blobs are referred to, but aren't there.
+    /// How many blobs the queue refers to that aren't there.
     pub missing: u64,
 }
 
@@ -134,57 +134,54 @@ pub fn stats(files: &QueueFiles, options: &ReadOptions) -> Result<Stats, Error> 
         stats.oldest = Some(stats.oldest.map_or(blob.modified, |oldest| oldest.min(blob.modified)));
         Ok(())
     })?;
-    prune::for_each_unwanted(files, Timestamp::from_micros(i64::MAX), |blob| {
+    prune::for_each_unwanted(files, options.lock_timeout, NEVER, |blob| {
         stats.orphaned += blob;
         Ok(())
     })?;
     Ok(stats)
 }
 
-/// What is wrong with the references in the queue and its earlier generations.
+/// What is wrong with the references in the queue.
 fn of_queue(files: &QueueFiles, options: &ReadOptions) -> Result<Problems, Error> {
-    lock::shared(&files.lock, options.lock_timeout, || {
+    files.require_directory()?;
+    let look = || {
         // Not before the lock is held: a store that appears later would be taken for absent.
         let store = BlobStore::open(&files.blobs)?;
         let mut look = Look { store, options, missing: BTreeMap::new(), forged: Vec::new() };
         if let Some(queue) = OpenQueue::open(files)? {
-            look.add_lines(&files.queue, &queue.file, queue.metadata.len())?;
-            // Nearly all lines of earlier generations are in the queue too.
-            for generation in queue.generations.iter().filter(|generation| !generation.is_queue) {
-                let Ok(file) = generation.open(&queue.metadata) else { continue };
-                let size = file.metadata().map_err(|error| read_error(&generation.path, error))?.len();
-                look.add_bytes(&generation.path, &file, size)?;
-            }
+            look.add_queue(&files.queue, &queue.file, queue.metadata.len())?;
         }
-        let missing = look.missing.into_iter().map(|(digest, (path, line))| Missing { digest, path, line });
-        let mut missing: Vec<Missing> = missing.collect();
-        missing.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
-        Ok(Problems { missing, forged: look.forged, ..Problems::default() })
-    })
-    .map(|(problems, _)| problems)
+        Ok(look)
+    };
+    let (look, _) = lock::shared(&files.lock, options.lock_timeout, look)?;
+    let path = &files.queue;
+    let missing = look.missing.into_iter().map(|(digest, line)| Missing { digest, path: path.clone(), line });
+    let mut missing: Vec<Missing> = missing.collect();
+    missing.sort_by_key(|missing| (missing.line, missing.digest));
+    Ok(Problems { missing, forged: look.forged, ..Problems::default() })
 }
 
-/// A look at the references in files.
+/// A look at the references in the queue.
 struct Look<'a> {
     store: BlobStore,
     options: &'a ReadOptions,
-    missing: BTreeMap<Digest, (PathBuf, Option<u64>)>,
+    /// With the first line that refers to each, if it is known.
+    missing: BTreeMap<Digest, Option<u64>>,
     forged: Vec<Forged>,
 }
 
 impl Look<'_> {
-    /// Looks at the lines of the queue.
-    fn add_lines(&mut self, path: &Path, file: &File, size: u64) -> Result<(), Error> {
+    fn add_queue(&mut self, path: &Path, file: &File, size: u64) -> Result<(), Error> {
         let (reference, artifact_ref) = (Finder::new("blob/"), Finder::new(ARTIFACT_REF));
         let (mut splitter, mut number, mut result) = (LineSplitter::new(self.options.max_line), 0, Ok(()));
-        let read = for_each_chunk(file, 0..size, self.options.buffer, |chunk| {
+        let mut read = for_each_chunk(file, 0..size, self.options.buffer, |chunk| {
             splitter.push(chunk, |line| {
                 number += 1;
                 let RawLine::Whole(line) = line else { return };
                 if result.is_ok() && reference.find(line).is_some() {
                     let mut references = References::default();
-                    references.push(line, |digest| self.add(digest, path, Some(number), &mut result));
-                    references.finish(|digest| self.add(digest, path, Some(number), &mut result));
+                    references.push(line, |digest| self.add(digest, Some(number), &mut result));
+                    references.finish(|digest| self.add(digest, Some(number), &mut result));
                 }
                 if result.is_ok() && artifact_ref.find(line).is_some() {
                     result = self.add_handles(path, number, line);
@@ -192,27 +189,23 @@ impl Look<'_> {
             });
             Ok(result.is_ok())
         });
-        read.map_err(|error| read_error(path, error)).and(result)?;
-        // What lies in lines that are too long, or after the last of them.
-        self.add_bytes(path, file, size)
-    }
-
-    /// Looks at a file for references only.
-    fn add_bytes(&mut self, path: &Path, file: &File, size: u64) -> Result<(), Error> {
-        let (mut references, mut result) = (References::default(), Ok(()));
-        let read = for_each_chunk(file, 0..size, self.options.buffer, |chunk| {
-            references.push(chunk, |digest| self.add(digest, path, None, &mut result));
-            Ok(result.is_ok())
+        // Once more for what lies in lines that are too long, or after the last of them.
+        let mut references = References::default();
+        read = read.and_then(|()| {
+            for_each_chunk(file, 0..size, self.options.buffer, |chunk| {
+                references.push(chunk, |digest| self.add(digest, None, &mut result));
+                Ok(result.is_ok())
+            })
         });
-        references.finish(|digest| self.add(digest, path, None, &mut result));
+        references.finish(|digest| self.add(digest, None, &mut result));
         read.map_err(|error| read_error(path, error)).and(result)
     }
 
-    fn add(&mut self, digest: Digest, path: &Path, line: Option<u64>, result: &mut Result<(), Error>) {
+    fn add(&mut self, digest: Digest, line: Option<u64>, result: &mut Result<(), Error>) {
         match self.store.exists(&digest) {
             Ok(true) => {}
             Ok(false) => {
-                self.missing.entry(digest).or_insert_with(|| (path.to_owned(), line));
+                self.missing.entry(digest).or_insert(line);
             }
             Err(error) => *result = Err(error),
         }
@@ -223,7 +216,7 @@ impl Look<'_> {
         let mut result = Ok(());
         for_each_handle(text, |handle| {
             let fault = match &handle {
-                None => Ok(Some("refers to a blob as a handle does, but is none".to_owned())),
+                None => Ok(Some("an object refers to a blob as a handle does, but is none".to_owned())),
                 Some(handle) => self.fault_of(handle),
             };
             match fault {
@@ -245,17 +238,18 @@ impl Look<'_> {
     fn fault_of(&self, handle: &Handle<'_>) -> Result<Option<String>, Error> {
         // Whose blob is missing is told anyway.
         let Some((file, size)) = self.store.open_blob(&handle.digest)? else { return Ok(None) };
-        let mut beginning = vec![0; handle.summary.len()];
         let path = self.store.path_of(&handle.digest);
-        Ok(if size != handle.bytes {
-            Some(format!("says {} bytes of a blob that has {size}: {}", handle.bytes, path.display()))
-        } else if handle.summary.len() as u64 > size
-            || file.read_exact_at(&mut beginning, 0).is_err()
-            || beginning != handle.summary.as_bytes()
-        {
-            Some(format!("has a summary that is not the beginning of its blob: {}", path.display()))
-        } else {
-            None
-        })
+        if size != handle.bytes {
+            let what = format!("a handle says {} bytes of a blob that has {size}: {}", handle.bytes, path.display());
+            return Ok(Some(what));
+        }
+        let mut beginning = vec![0; handle.summary.len()];
+        let is_beginning = match file.read_exact_at(&mut beginning, 0) {
+            Ok(()) => beginning == handle.summary.as_bytes(),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
+            Err(error) => return Err(Error::io(&path, "cannot be read", error)),
+        };
+        let what = || format!("a handle has a summary that is not the beginning of its blob: {}", path.display());
+        Ok((!is_beginning).then(what))
     }
 }

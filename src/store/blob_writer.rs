@@ -8,7 +8,6 @@
 //! While one thread waits for the disk another writes, and files that are flushed at the same time share a commit of the file system's journal.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::fd::AsFd;
@@ -18,15 +17,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{Advice, CWD, Mode, fadvise, mkdirat, renameat};
+use rustix::fs::{CWD, Dir, Mode, mkdirat, renameat};
 use rustix::io::Errno;
 
 use super::atomic_file::Temporary;
-use super::blob::{BlobStore, BlobUsage, TEMPORARY};
+use super::blob::{BlobStore, BlobUsage};
 use super::files::Finding;
 use super::scan::in_parallel;
-use super::{Error, attributes, directory_of, lock};
-use crate::format::blob::{Digest, References};
+use super::{Error, attributes, begin_write_back, directory_of, lock};
+use crate::format::blob::Digest;
 
 /// Puts blobs. While there is one, nobody prunes.
 #[derive(Debug)]
@@ -97,9 +96,8 @@ impl BlobWriter {
         let failed = |error| Error::io(path, "cannot be made", error);
         let owner =
             fs::metadata(queue_directory).map_err(|error| Error::io(queue_directory, "cannot be examined", error))?;
-        require_trusted(path)?;
         let is_new = make_directory(CWD, path).map_err(failed)?;
-        let store = BlobStore::open(path)?;
+        let store = BlobStore::open_trusted(path)?;
         adopt(store.directory()?, is_new, &owner).map_err(failed)?;
         let lock = store.lock(timeout, lock::Mode::Shared)?;
         Ok(Self { store, lock, owner, progress: Mutex::default() })
@@ -146,15 +144,10 @@ impl BlobWriter {
         if !self.begin(&digest)? {
             return Ok(());
         }
-        // What it refers to has only this reference, perhaps, from now on. Should that fail, who prunes still looks into all blobs.
-        let mut references = References::default();
-        references.push(content, |reference| drop(self.store.refresh(&reference)));
-        references.finish(|reference| drop(self.store.refresh(&reference)));
-
         match self.find(&digest, content)? {
             Some(true) => {
                 share.reused += 1;
-                return self.store.refresh(&digest);
+                return Ok(());
             }
             Some(false) => {
                 let path = self.store.path_of(&digest);
@@ -163,7 +156,7 @@ impl BlobWriter {
             None => {}
         }
         let failed = |error| self.write_error(&digest, error);
-        let temporary = Temporary::new(self.store.path(), OsStr::new(TEMPORARY)).map_err(failed)?;
+        let temporary = self.store.temporary().map_err(failed)?;
         self.fill(temporary.file(), content).map_err(failed)?;
         share.written += BlobUsage { objects: 1, bytes: content.len() as u64 };
         share.batch.push((digest, temporary));
@@ -178,16 +171,21 @@ impl BlobWriter {
         }
         attributes::give_to_owner_of(file, &self.owner)?;
         file.set_permissions(Permissions::from_mode(FILE_MODE))?;
-        // Linux starts to write back what it is told will not be needed. It is advice: should it fail, fsync does it all.
-        let _ = fadvise(file, 0, None, Advice::DontNeed);
+        begin_write_back(file, 0, None);
         Ok(())
     }
 
-    /// Whether what is in the place of a blob has these bytes; `None` if there is none.
+    /// Whether what is in the place of a blob has these bytes, and then counts as put now; `None` if there is none.
     fn find(&self, digest: &Digest, content: &[u8]) -> Result<Option<bool>, Error> {
         let Some((file, size)) = self.store.open_blob(digest)? else { return Ok(None) };
         let failed = |error| Error::io(&self.store.path_of(digest), "cannot be read", error);
-        Ok(Some(size == content.len() as u64 && holds(&file, content).map_err(failed)?))
+        if size != content.len() as u64 || !holds(&file, content).map_err(failed)? {
+            return Ok(Some(false));
+        }
+        self.store.refresh(digest)?;
+        // Perhaps somebody has just copied it here.
+        file.sync_all().map_err(|error| self.write_error(digest, error))?;
+        Ok(Some(true))
     }
 
     /// Sees to it that there is a directory for a blob, and says whether that is still to be put.
@@ -206,11 +204,16 @@ impl BlobWriter {
         let failed = |error| Error::io(&path, "cannot be made", error);
         let is_new = self.store.directory_of(digest.first())?.is_none()
             && make_directory(self.store.directory()?, digest.directory()).map_err(failed)?;
-        let Some(directory) = self.store.directory_of(digest.first())? else {
+        adopt(self.directory_of(digest.first())?, is_new, &self.owner).map_err(failed)
+    }
+
+    /// The directory of the blobs whose digests begin with a byte, which must be there.
+    fn directory_of(&self, first: u8) -> Result<&File, Error> {
+        self.store.directory_of(first)?.ok_or_else(|| {
             let what = "is no directory, and no link is followed inside the store";
-            return Err(Error::io(&path, what, io::ErrorKind::NotADirectory.into()).advise("move it away"));
-        };
-        adopt(directory, is_new, &self.owner).map_err(failed)
+            let path = self.store.path().join(format!("{first:02x}"));
+            Error::io(&path, what, io::ErrorKind::NotADirectory.into()).note(UNTOUCHED).advise("move it away")
+        })
     }
 
     /// Brings what is written to the disk and into its place.
@@ -220,7 +223,7 @@ impl BlobWriter {
             temporary.file().sync_all().map_err(|error| self.write_error(digest, error))?;
         }
         for (digest, temporary) in batch {
-            let Some(directory) = self.store.directory_of(digest.first())? else { continue };
+            let directory = self.directory_of(digest.first())?;
             let rename = |from: &Path| renameat(CWD, from, directory, digest.to_string());
             temporary.persist_by(rename).map_err(|error| self.write_error(&digest, error.into()))?;
         }
@@ -229,19 +232,21 @@ impl BlobWriter {
 
     /// Brings the names of all blobs to the disk that were put, those that were there already too: who put them may not have come so far.
     fn flush_directories(&self) -> Result<(), Error> {
-        let sync = |directory: &File| {
-            let failed = |error| Error::io(self.store.path(), "cannot be flushed to disk", error).note(UNTOUCHED);
-            directory.sync_all().map_err(failed)
-        };
+        let failed = |path: &Path, error| Error::io(path, "cannot be flushed to disk", error).note(UNTOUCHED);
+        let store = self.store.path();
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let firsts: Vec<u8> = progress.directories.iter().copied().collect();
         let groups: Vec<&[u8]> = firsts.chunks(firsts.len().div_ceil(WRITERS).max(1)).collect();
         in_parallel(&groups, |firsts| {
-            firsts.iter().try_for_each(|first| self.store.directory_of(*first)?.map_or(Ok(()), sync))
+            firsts.iter().try_for_each(|first| {
+                let path = store.join(format!("{first:02x}"));
+                self.directory_of(*first)?.sync_all().map_err(|error| failed(&path, error))
+            })
         })?;
-        sync(self.store.directory()?)?;
-        let parent = directory_of(self.store.path());
-        sync(&File::open(&parent).map_err(|error| Error::io(&parent, "cannot be opened", error).note(UNTOUCHED))?)
+        self.store.directory()?.sync_all().map_err(|error| failed(store, error))?;
+        let parent = directory_of(store);
+        File::open(&parent).and_then(|parent| parent.sync_all()).map_err(|error| failed(&parent, error))?;
+        self.store.require_in_place(&self.lock)
     }
 
     fn write_error(&self, digest: &Digest, error: io::Error) -> Error {
@@ -264,17 +269,6 @@ fn holds(file: &File, content: &[u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Makes sure that the store is no link that somebody has planted to have us write elsewhere.
-pub(super) fn require_trusted(path: &Path) -> Result<(), Error> {
-    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
-    let ours = rustix::process::geteuid().as_raw();
-    if metadata.is_symlink() && ![0, ours].contains(&metadata.uid()) {
-        let what = format!("is a symbolic link that belongs to another user, {}, and is not followed", metadata.uid());
-        return Err(Error::io(path, what, io::ErrorKind::PermissionDenied.into()).advise("say --blob-dir"));
-    }
-    Ok(())
-}
-
 /// Makes a directory that is at first its maker's alone, and says whether there was none.
 fn make_directory(at: impl AsFd, path: impl rustix::path::Arg) -> io::Result<bool> {
     match mkdirat(at, path, Mode::RWXU) {
@@ -288,7 +282,12 @@ fn make_directory(at: impl AsFd, path: impl rustix::path::Arg) -> io::Result<boo
 fn adopt(directory: &File, is_new: bool, owner: &Metadata) -> io::Result<()> {
     let found = directory.metadata()?;
     let is_roots = rustix::process::geteuid().is_root() && found.uid() == 0 && owner.uid() != 0;
-    if is_new || is_roots && found.mode() & 0o777 == Mode::RWXU.as_raw_mode() {
+    let is_as_made = || -> io::Result<bool> {
+        let is_empty = Dir::read_from(directory)?
+            .all(|entry| entry.is_ok_and(|entry| entry.file_name().to_bytes().starts_with(b".")));
+        Ok(is_empty && found.mode() & 0o777 == Mode::RWXU.as_raw_mode())
+    };
+    if is_new || is_roots && is_as_made()? {
         attributes::give_to_owner_of(directory, owner)?;
         directory.set_permissions(Permissions::from_mode(DIRECTORY_MODE))?;
     }

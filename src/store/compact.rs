@@ -5,8 +5,8 @@ use std::io;
 use std::ops::Range;
 
 use super::files::{QueueFiles, read_error};
-pub use super::replace::Rewritten;
-use super::replace::{self, Fate, Fates, Segment};
+use super::replace::Rewritten;
+use super::replace::{self, AS_IT_IS, Fate, Fates, Segment};
 use super::scan::{self, Fold, ReadOptions, for_each_chunk};
 use super::{Error, unreadable_ledger};
 use crate::format::lines::LineSplitter;
@@ -86,7 +86,7 @@ impl Fold for Judged<'_> {
             });
             Ok(true)
         })?;
-        self.segments.push(Segment { range, fates, edit: None, kept_bytes: self.plan.kept.bytes - before });
+        self.segments.push(Segment { range, fates, edit: AS_IT_IS, kept_bytes: self.plan.kept.bytes - before });
         Ok(())
     }
 

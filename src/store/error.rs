@@ -57,9 +57,13 @@ impl Error {
     }
 
     /// What went wrong, without the file's name and everything else around it.
-    #[must_use]
-    pub fn what(&self) -> &str {
+    pub(super) fn what(&self) -> &str {
         &self.what
+    }
+
+    /// The kind of the deeper cause, if there is one.
+    pub(super) fn io_kind(&self) -> Option<io::ErrorKind> {
+        self.source.as_ref().map(io::Error::kind)
     }
 
     /// The class of the error.

@@ -123,6 +123,14 @@ impl OpenQueue {
         (is_link && of(&other).is_some_and(|other| of(&files.lock) != Some(other))).then_some(other)
     }
 
+    /// Makes sure that who takes our lock keeps all workers out.
+    pub(super) fn require_one_lock(&self, files: &QueueFiles) -> Result<(), Error> {
+        let Some(other) = self.other_lock(files) else { return Ok(()) };
+        let what = format!("there is another lock, {}: workers that use it are not kept out", other.display());
+        Err(Error::new(ErrorKind::Io, &files.lock, what)
+            .advise("make all use the queue by the same name, and remove the lock that nobody uses"))
+    }
+
     /// The name of a generation.
     pub(super) fn generation(&self, number: u64) -> PathBuf {
         let mut name = stem(&self.path).to_owned();

@@ -14,16 +14,20 @@ pub mod files;
 mod lease;
 mod lock;
 pub mod offload;
-mod prune;
+pub mod prune;
 pub mod queue;
 mod replace;
 pub mod scan;
 
 use std::fs::{self, File};
 use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Advice, fadvise};
+
 pub use error::{Error, ErrorKind};
+pub use replace::Rewritten;
 
 use crate::format::lines::{LineSplitter, RawLine};
 use crate::format::summary::MalformedLine;
@@ -121,6 +125,12 @@ pub(crate) fn uninterrupted<T>(mut operation: impl FnMut() -> io::Result<T>) -> 
             result => return result,
         }
     }
+}
+
+/// Has a part of a file on its way to the disk, so that little is left to be waited for when it is flushed.
+pub(crate) fn begin_write_back(file: &File, offset: u64, len: Option<NonZeroU64>) {
+    // Linux starts to write back what it is told will not be needed. It is advice: should it fail, fsync does it all.
+    let _ = fadvise(file, offset, len, Advice::DontNeed);
 }
 
 /// Makes sure that there is a directory at `path`.

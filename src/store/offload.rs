@@ -1,8 +1,8 @@
 //! Offload: values that are too large for a line move into the blob store, and handles take their place.
 //!
 //! ```text
-//! prune ─► survey under the shared lock: is there anything to move? ─► many times: read some of it under the shared lock, put it into the
-//!   store without ─► the blobs are on disk ─► under the exclusive lock replace the queue: what is in these blobs gets handles
+//! survey under the shared lock: is there anything to move? ─► many times: read some of it under the shared lock, put it into the store
+//!   without ─► the blobs are on disk ─► under the exclusive lock replace the queue: what is in these blobs gets handles
 //! ```
 //!
 //! The lines are read again under each lock, and nothing is concluded from what they were before: a record that has changed, come or gone
@@ -19,49 +19,35 @@ use memchr::memmem::Finder;
 use super::blob::BlobUsage;
 use super::blob_writer::{BlobWriter, Durable};
 use super::files::{OpenQueue, QueueFiles, read_error};
-pub use super::replace::Rewritten;
-use super::replace::{self, Edit, Fate, Fates, Segment};
+use super::replace::{self, AS_IT_IS, Edit, Fate, Fates, Rewritten, Segment};
 use super::scan::{self, Fold, ReadOptions, for_each_chunk, next_line};
-use super::{Error, directory_of, lock, prune, unreadable_ledger};
+use super::{Error, directory_of, lock, unreadable_ledger};
 use crate::format::blob::{Digest, MediaType};
 use crate::format::envelope::{self, Envelope, Line};
-use crate::format::ledger::{Ledger, LedgerTotals};
+use crate::format::ledger::{Ledger, LedgerTotals, merge_generations};
 use crate::format::lines::{LineSplitter, RawLine};
 use crate::format::offload::{Content, Rule};
-use crate::format::summary::{MalformedLine, merge_generations};
+use crate::format::summary::MalformedLine;
 use crate::format::time::Timestamp;
 
-/// What is to be done.
-#[derive(Clone, Copy, Debug)]
-pub struct Policy {
-    /// The present.
-    pub now: Timestamp,
-    /// What is too large for a line.
-    pub rule: Rule,
-    /// Blobs that nothing refers to, and that were last put before this time, are removed.
-    pub prune_before: Timestamp,
-}
-
 /// What offload made of a queue.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Outcome {
     /// What was moved, or would be, and what was not.
-    pub found: Found,
+    pub counts: Counts,
     /// The values that would be moved, in a preview.
     pub values: Vec<Value>,
     /// The blobs that were written.
     pub written: BlobUsage,
     /// How many blobs were there already.
     pub reused: u64,
-    /// The blobs that were removed, or would be, or why that couldn't be done.
-    pub pruned: Result<BlobUsage, Error>,
     /// What became of the queue.
     pub rewritten: Rewritten,
 }
 
 /// What was found to be too large.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct Counts {
     /// Records with values to move.
     pub records: u64,
     /// These values.
@@ -72,7 +58,7 @@ pub struct Found {
     pub lone_surrogates: u64,
 }
 
-impl AddAssign for Found {
+impl AddAssign for Counts {
     fn add_assign(&mut self, more: Self) {
         self.records += more.records;
         self.values += more.values;
@@ -102,59 +88,48 @@ pub struct Value {
 ///
 /// # Errors
 /// If the queue can't be read.
-pub fn preview(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Result<Outcome, Error> {
-    let pruned = prune::preview(files, policy.prune_before);
+pub fn preview(files: &QueueFiles, options: &ReadOptions, rule: Rule) -> Result<Outcome, Error> {
     let may_move = |_: &Digest| true;
-    let edit = |line: &[u8]| replaced(line, policy.rule, &may_move);
-    let job = Job { options, rule: policy.rule, moves: Some((&may_move, &edit)), lists: true };
-    let (mut found, mut values) = (Found::default(), Vec::new());
+    let edit = |line: &[u8]| replaced(line, rule, &may_move);
+    let pass = Pass { options, rule, may_move: Some(&may_move), edit: &edit, lists: true };
+    let mut outcome = Outcome::default();
     let rewritten = replace::preview(files, options.lock_timeout, |file, end| {
-        let judged = judge(files, file, end, job)?;
-        (found, values) = (judged.found, judged.values);
-        Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.found.records > 0 })
+        let judged = judge(files, file, end, pass)?;
+        (outcome.counts, outcome.values) = (judged.counts, judged.values);
+        Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.counts.records > 0 })
     })?;
-    let rewritten = rewritten.unwrap_or_else(|| Rewritten::of_nothing(files));
-    Ok(Outcome { found, values, written: BlobUsage::default(), reused: 0, pruned, rewritten })
+    outcome.rewritten = rewritten.unwrap_or_else(|| Rewritten::of_nothing(files));
+    Ok(outcome)
 }
 
-/// Removes blobs that nothing refers to, moves values that are too large into the blob store, and takes over what reached earlier generations
-/// of the queue.
+/// Moves values that are too large into the blob store, and takes over what reached earlier generations of the queue.
 ///
 /// # Errors
 /// If the queue can't be read or replaced, or its ledger can't be read, or a blob can't be written. The queue is then as it was.
-pub fn offload(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Result<Outcome, Error> {
+pub fn offload(files: &QueueFiles, options: &ReadOptions, rule: Rule, now: Timestamp) -> Result<Outcome, Error> {
     files.require_directory()?;
-    // First, for it makes room.
-    let pruned = prune::prune(files, options.lock_timeout, policy.prune_before);
-    let look = Job { options, rule: policy.rule, moves: None, lists: false };
+    let look = Pass { options, rule, may_move: None, edit: AS_IT_IS, lists: false };
     let (survey, _) = lock::shared(&files.lock, options.lock_timeout, || {
         let Some(queue) = OpenQueue::open(files)? else { return Ok(None) };
         let size = queue.metadata.len();
         let judged = judge(files, &queue.file, size, look)?;
-        Ok(Some(Survey { found: judged.found, start: judged.start, size, is_settled: queue.generations.is_empty() }))
+        Ok(Some(Survey { counts: judged.counts, start: judged.start, size, is_settled: queue.generations.is_empty() }))
     })?;
-    let mut outcome = Outcome {
-        found: Found::default(),
-        values: Vec::new(),
-        written: BlobUsage::default(),
-        reused: 0,
-        pruned,
-        rewritten: Rewritten::default(),
-    };
+    let mut outcome = Outcome::default();
     let Some(survey) = survey else { return Ok(Outcome { rewritten: Rewritten::of_nothing(files), ..outcome }) };
-    outcome.found = survey.found;
-    let durable = survey.start.map(|start| put(files, options, policy.rule, start..survey.size)).transpose()?;
+    outcome.counts = survey.counts;
+    let durable = survey.start.map(|start| put(files, options, rule, start..survey.size)).transpose()?;
     if durable.is_none() && survey.is_settled {
         return Ok(outcome);
     }
 
     let may_move = |digest: &Digest| durable.as_ref().is_some_and(|durable| durable.contains(digest));
-    let edit = |line: &[u8]| replaced(line, policy.rule, &may_move);
-    let move_them = Job { moves: Some((&may_move, &edit)), ..look };
-    let rewritten = replace::rewrite(files, options.lock_timeout, policy.now, |file, end| {
-        let judged = judge(files, file, end, move_them)?;
-        outcome.found = judged.found;
-        Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.found.records > 0 })
+    let edit = |line: &[u8]| replaced(line, rule, &may_move);
+    let pass = Pass { may_move: Some(&may_move), edit: &edit, ..look };
+    let rewritten = replace::rewrite(files, options.lock_timeout, now, |file, end| {
+        let judged = judge(files, file, end, pass)?;
+        outcome.counts = judged.counts;
+        Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.counts.records > 0 })
     })?;
     outcome.rewritten = rewritten.unwrap_or_else(|| Rewritten::of_nothing(files));
     if let Some(Durable { written, reused, findings, .. }) = durable {
@@ -166,7 +141,7 @@ pub fn offload(files: &QueueFiles, options: &ReadOptions, policy: &Policy) -> Re
 
 /// What there is to do.
 struct Survey {
-    found: Found,
+    counts: Counts,
     /// Where the first record begins that has a value to move.
     start: Option<u64>,
     /// The queue's size.
@@ -194,6 +169,8 @@ fn put(files: &QueueFiles, options: &ReadOptions, rule: Rule, range: Range<u64>)
 
 /// So many bytes of values a thread takes at once, or those of one line.
 const MAX_READ: usize = 128 * 1024;
+/// A thread looks for them in so much of the queue at once, or in one line.
+const MAX_LOOKED_AT: u64 = 32 * 1024 * 1024;
 /// How many bytes of the queue are read at once to find them.
 const READ_BUFFER: usize = 64 * 1024;
 
@@ -221,6 +198,7 @@ fn read_some(
         if before != *b"\n" {
             at = next_line(&queue.file, at..end)?;
         }
+        let start = at;
         let (mut splitter, mut is_full) = (LineSplitter::new(options.max_line), false);
         for_each_chunk(&queue.file, at..end, READ_BUFFER, |chunk| {
             splitter.push(chunk, |line| {
@@ -234,7 +212,7 @@ fn read_some(
                     }
                 }
             });
-            is_full = bytes >= MAX_READ;
+            is_full = bytes >= MAX_READ || at - start >= MAX_LOOKED_AT;
             Ok(!is_full)
         })?;
         Ok(if is_full { at } else { range.end })
@@ -280,19 +258,20 @@ type MayMove<'a> = &'a (dyn Fn(&Digest) -> bool + Sync);
 
 /// What is wanted of the lines.
 #[derive(Clone, Copy)]
-struct Job<'a> {
+struct Pass<'a> {
     options: &'a ReadOptions,
     rule: Rule,
-    /// Which values may be moved, and how. If none is to be moved yet, digests need not be worked out.
-    moves: Option<(MayMove<'a>, &'a Edit<'a>)>,
+    /// Which values may be moved. If none is to be moved yet, digests need not be worked out.
+    may_move: Option<MayMove<'a>>,
+    edit: &'a Edit<'a>,
     /// Whether values are listed.
     lists: bool,
 }
 
 /// Judges the whole lines among the first `end` bytes of the queue.
-fn judge<'a>(files: &QueueFiles, file: &File, end: u64, job: Job<'a>) -> Result<Judged<'a>, Error> {
+fn judge<'a>(files: &QueueFiles, file: &File, end: u64, pass: Pass<'a>) -> Result<Judged<'a>, Error> {
     let failed = |error| read_error(&files.queue, error);
-    let mut judged = scan::scan(file, end, job.options, || Judged::new(job)).map_err(failed)?;
+    let mut judged = scan::scan(file, end, pass.options, || Judged::new(pass)).map_err(failed)?;
     if let Some(fault) = &judged.unreadable_ledger {
         return Err(unreadable_ledger(&files.queue, fault));
     }
@@ -309,11 +288,11 @@ fn judge<'a>(files: &QueueFiles, file: &File, end: u64, job: Job<'a>) -> Result<
 
 /// What becomes of lines.
 struct Judged<'a> {
-    job: Job<'a>,
-    /// What no ledger line lacks.
+    pass: Pass<'a>,
+    /// Stands in every ledger line that a tool has written, or a worker written anew.
     ledger_word: Finder<'static>,
     lines: u64,
-    found: Found,
+    counts: Counts,
     values: Vec<Value>,
     /// Where the first record begins that has a value to move.
     start: Option<u64>,
@@ -333,12 +312,12 @@ struct FirstLedger {
 }
 
 impl<'a> Judged<'a> {
-    fn new(job: Job<'a>) -> Self {
+    fn new(pass: Pass<'a>) -> Self {
         Self {
-            job,
+            pass,
             ledger_word: Finder::new(b"\"ledger\""),
             lines: 0,
-            found: Found::default(),
+            counts: Counts::default(),
             values: Vec::new(),
             start: None,
             unreadable_ledger: None,
@@ -353,7 +332,7 @@ impl<'a> Judged<'a> {
         self.lines += 1;
         let kept = (Fate::Kept, size(line));
         if let RawLine::Whole(line) = line
-            && line.len() <= self.job.rule.max_bytes
+            && line.len() <= self.pass.rule.max_bytes
             && self.ledger_word.find(line).is_none()
         {
             return kept;
@@ -378,48 +357,48 @@ impl<'a> Judged<'a> {
 
     /// If the record is to be changed, how many bytes its line will have.
     fn add_record(&mut self, envelope: &Envelope<'_>, at: u64) -> Option<u64> {
-        let oversized = self.job.rule.judge(envelope);
+        let oversized = self.pass.rule.judge(envelope);
         if envelope.doubt.is_some() {
-            self.found.records_in_doubt += u64::from(!oversized.is_empty());
+            self.counts.records_in_doubt += u64::from(!oversized.is_empty());
             return None;
         }
-        self.found.lone_surrogates += oversized.inexact;
+        self.counts.lone_surrogates += oversized.inexact;
         if oversized.is_empty() {
             return None;
         }
         let mut bytes = None;
-        if let Some((may_move, _)) = self.job.moves {
+        if let Some(may_move) = self.pass.may_move {
             let contents = oversized.contents();
             let digests = digests_of(&contents);
             if !digests.iter().all(may_move) {
                 return None;
             }
             bytes = Some(oversized.replaced(&contents, &digests).len() as u64 + 1);
-        }
-        self.found.records += 1;
-        self.found.values += oversized.len() as u64;
-        self.start = self.start.or(Some(at));
-        if self.job.lists {
-            for (content, pointer) in oversized.contents().iter().zip(oversized.pointers()) {
-                self.values.push(Value {
-                    line: self.lines,
-                    id: envelope.id.clone().into_owned(),
-                    pointer,
-                    bytes: content.text.len() as u64,
-                    media_type: content.media_type,
-                    digest: content.digest(),
-                });
+            if self.pass.lists {
+                for ((content, digest), pointer) in contents.iter().zip(digests).zip(oversized.pointers()) {
+                    self.values.push(Value {
+                        line: self.lines,
+                        id: envelope.id.clone().into_owned(),
+                        pointer,
+                        bytes: content.text.len() as u64,
+                        media_type: content.media_type,
+                        digest,
+                    });
+                }
             }
         }
+        self.counts.records += 1;
+        self.counts.values += oversized.len() as u64;
+        self.start = self.start.or(Some(at));
         bytes
     }
 }
 
 impl Fold for Judged<'_> {
     fn add_segment(&mut self, file: &File, range: Range<u64>) -> io::Result<()> {
-        let mut splitter = LineSplitter::new(self.job.options.max_line);
+        let mut splitter = LineSplitter::new(self.pass.options.max_line);
         let (mut fates, mut kept_bytes, mut at, mut line_in_segment) = (Fates::default(), 0, range.start, 0);
-        for_each_chunk(file, range.clone(), self.job.options.buffer, |chunk| {
+        for_each_chunk(file, range.clone(), self.pass.options.buffer, |chunk| {
             splitter.push(chunk, |line| {
                 let (fate, bytes) = self.add(line, at, line_in_segment);
                 fates.push(fate);
@@ -429,7 +408,7 @@ impl Fold for Judged<'_> {
             });
             Ok(true)
         })?;
-        self.segments.push(Segment { range, fates, edit: self.job.moves.map(|(_, edit)| edit), kept_bytes });
+        self.segments.push(Segment { range, fates, edit: self.pass.edit, kept_bytes });
         Ok(())
     }
 
@@ -440,7 +419,7 @@ impl Fold for Judged<'_> {
     fn append(&mut self, later: Self) {
         let before = self.lines;
         self.lines += later.lines;
-        self.found += later.found;
+        self.counts += later.counts;
         self.values.extend(later.values.into_iter().map(|value| Value { line: before + value.line, ..value }));
         self.start = self.start.or(later.start);
         let moved = |fault: MalformedLine| MalformedLine { line: before + fault.line, ..fault };

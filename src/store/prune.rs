@@ -2,42 +2,42 @@
 //!
 //! ```text
 //! which blobs are old? ─► less those that a file beside the queue refers to ─► less those that a blob refers to which stays
-//!   ─► lock the store and the queue exclusively ─► look into the files once more ─► remove what is left
+//!   ─► lock the store and the queue exclusively ─► look into what may have changed once more ─► remove what is left
 //! ```
 //!
-//! Nearly always nothing is left after the first step or the second, and no lock is taken. A blob never changes, so those are read
-//! while workers go on.
+//! Nearly always nothing is left after the first steps, and nobody is kept waiting. A blob never changes, so those are read while workers go on.
 
-use std::fs::{self, File};
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::blob::{BUFFER, Blob, BlobStore, BlobUsage, TEMPORARY};
-use super::blob_writer::require_trusted;
-use super::files::QueueFiles;
-use super::lock::{ExclusiveLock, Mode};
-use super::{Error, atomic_file, directory_of, uninterrupted};
-use crate::format::blob::{Digest, References};
+use super::blob::{BUFFER, Blob, BlobStore, BlobUsage};
+use super::files::{OpenQueue, QueueFiles, identity, read_error};
+use super::lock::{self, ExclusiveLock, Mode};
+use super::{Error, directory_of, uninterrupted};
+use crate::format::blob::{Digest, Digests};
 use crate::format::time::Timestamp;
 
 /// Removes blobs that nothing refers to and that were last put before `limit`, and says how much that was.
 ///
 /// # Errors
 /// If anything can't be read that might refer to a blob: nothing is removed then. If a blob can't be removed.
-pub(super) fn prune(files: &QueueFiles, lock_timeout: Duration, limit: Timestamp) -> Result<BlobUsage, Error> {
+pub fn prune(files: &QueueFiles, lock_timeout: Duration, limit: Timestamp) -> Result<BlobUsage, Error> {
     let mut usage = BlobUsage::default();
-    let store = BlobStore::open(&files.blobs)?;
-    if store.directory().is_ok() {
-        require_trusted(&files.blobs)?;
-        atomic_file::remove_abandoned(&files.blobs, TEMPORARY.as_ref());
-    }
-    let Some(mut old) = Old::unwanted(files, &store, limit, true)? else { return Ok(usage) };
+    let store = BlobStore::open_trusted(&files.blobs)?;
+    store.remove_abandoned();
+    let Some(mut old) = Old::unwanted(files, &store, lock_timeout, limit, Refresh::Yes)? else { return Ok(usage) };
     // In this order, which is also that of those who put.
     let _store = store.lock(lock_timeout, Mode::Exclusive)?;
-    let _queue = ExclusiveLock::acquire(files, lock_timeout)?;
-    old.spare_what_files_refer_to(files)?;
-    old.spare_what_blobs_refer_to(&store, Which::NewlySpared, true)?;
+    let queue = ExclusiveLock::acquire(files, lock_timeout)?;
+    old.spare_what_files_refer_to(files, lock_timeout)?;
+    old.spare_what_blobs_refer_to(&store, Some(old.newest))?;
+    if !queue.is_effective()? {
+        return Err(read_error(queue.path(), io::ErrorKind::NotFound.into()));
+    }
     old.for_each_unwanted(&store, limit, |blob| {
         store.remove(&blob.digest)?;
         usage += blob;
@@ -50,9 +50,9 @@ pub(super) fn prune(files: &QueueFiles, lock_timeout: Duration, limit: Timestamp
 ///
 /// # Errors
 /// If anything can't be read that might refer to a blob.
-pub(super) fn preview(files: &QueueFiles, limit: Timestamp) -> Result<BlobUsage, Error> {
+pub fn preview(files: &QueueFiles, lock_timeout: Duration, limit: Timestamp) -> Result<BlobUsage, Error> {
     let mut usage = BlobUsage::default();
-    for_each_unwanted(files, limit, |blob| {
+    for_each_unwanted(files, lock_timeout, limit, |blob| {
         usage += blob;
         Ok(())
     })?;
@@ -65,138 +65,191 @@ pub(super) fn preview(files: &QueueFiles, limit: Timestamp) -> Result<BlobUsage,
 /// If anything can't be read that might refer to a blob.
 pub(super) fn for_each_unwanted(
     files: &QueueFiles,
+    lock_timeout: Duration,
     limit: Timestamp,
     each: impl FnMut(Blob) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let store = BlobStore::open(&files.blobs)?;
-    let old = Old::unwanted(files, &store, limit, false)?;
+    let old = Old::unwanted(files, &store, lock_timeout, limit, Refresh::No)?;
     old.map_or(Ok(()), |mut old| old.for_each_unwanted(&store, limit, each))
 }
 
 /// The blobs that are old enough to go.
 ///
-/// They are known by the first 64 bits of their digests, which takes a quarter of the memory. Should two be the same, both stay if one does.
+/// They are known by the first 64 bits of their digests, which takes half of the memory. Should two be the same, both stay if one does.
 struct Old {
-    /// In order.
-    blobs: Vec<(u64, State)>,
+    /// In order; with each whether it is wanted, as far as is known.
+    blobs: Vec<(u64, bool)>,
+    /// When the last blob of all was put.
+    newest: Timestamp,
+    refresh: Refresh,
+    /// Blobs that turned out to be wanted: what they refer to is yet to be found out.
+    spared: Vec<Digest>,
+    /// Files that have been read, and what they were then.
+    read: BTreeMap<PathBuf, Version>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// As far as is known, nothing refers to it.
-    Unwanted,
-    /// Something refers to it, and what it refers to itself is yet to be found out.
-    Spared,
-    /// Something refers to it.
-    Wanted,
-}
-
-/// Which blobs are looked into.
+/// Whether old blobs that other blobs refer to get a new time: not being old, they need not be looked for in all blobs again before long.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Which {
-    /// All but the unwanted.
-    AllThatStay,
-    /// Those that were unwanted before.
-    NewlySpared,
+enum Refresh {
+    Yes,
+    No,
+}
+
+/// What tells a file from what it becomes when it is written.
+#[derive(PartialEq, Eq)]
+struct Version {
+    identity: (u64, u64),
+    len: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Version {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            identity: identity(metadata),
+            len: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
 }
 
 impl Old {
-    /// Those that nothing refers to, as far as can be said without a lock; `None` if there are none.
-    fn unwanted(files: &QueueFiles, store: &BlobStore, limit: Timestamp, refresh: bool) -> Result<Option<Self>, Error> {
+    /// Those that nothing refers to, as far as can be said while others go on; `None` if there are none.
+    fn unwanted(
+        files: &QueueFiles,
+        store: &BlobStore,
+        lock_timeout: Duration,
+        limit: Timestamp,
+        refresh: Refresh,
+    ) -> Result<Option<Self>, Error> {
         // Without a queue there is no telling what is still wanted: perhaps the path is wrong.
         if !files.queue.exists() {
             return Ok(None);
         }
-        let mut old = Self::list(store, limit)?;
-        if old.is_any(State::Unwanted) {
-            old.spare_what_files_refer_to(files)?;
+        let mut old = Self::list(store, limit, refresh)?;
+        if old.has_unwanted() {
+            let spare = || old.spare_what_files_refer_to(files, lock_timeout);
+            lock::shared(&files.lock, lock_timeout, spare)?;
         }
-        if old.is_any(State::Unwanted) {
-            old.spare_what_blobs_refer_to(store, Which::AllThatStay, refresh)?;
+        if old.has_unwanted() {
+            old.spare_what_blobs_refer_to(store, None)?;
         }
-        Ok(old.is_any(State::Unwanted).then_some(old))
+        Ok(old.has_unwanted().then_some(old))
     }
 
-    fn list(store: &BlobStore, limit: Timestamp) -> Result<Self, Error> {
-        let mut blobs = Vec::new();
+    fn list(store: &BlobStore, limit: Timestamp, refresh: Refresh) -> Result<Self, Error> {
+        let (mut blobs, mut newest) = (Vec::new(), Timestamp::from_micros(i64::MIN));
         store.for_each(|blob| {
             if blob.modified < limit {
-                blobs.push((blob.digest.prefix(), State::Unwanted));
+                blobs.push((blob.digest.prefix(), false));
             }
+            newest = newest.max(blob.modified);
             Ok(())
         })?;
-        blobs.sort_unstable_by_key(|(prefix, _)| *prefix);
-        Ok(Self { blobs })
+        blobs.sort_unstable();
+        Ok(Self { blobs, newest, refresh, spared: Vec::new(), read: BTreeMap::new() })
     }
 
-    /// `None` if it isn't old.
-    fn state(&mut self, digest: &Digest) -> Option<&mut State> {
+    fn has_unwanted(&self) -> bool {
+        self.blobs.iter().any(|(_, is_wanted)| !is_wanted)
+    }
+
+    /// Whether a blob is wanted, as far as is known; `None` if it isn't old.
+    fn is_wanted(&mut self, digest: &Digest) -> Option<&mut bool> {
         let prefix = digest.prefix();
         let index = self.blobs.partition_point(|(other, _)| *other < prefix);
-        self.blobs.get_mut(index).filter(|(other, _)| *other == prefix).map(|(_, state)| state)
+        self.blobs.get_mut(index).filter(|(other, _)| *other == prefix).map(|(_, is_wanted)| is_wanted)
     }
 
-    fn is_any(&self, state: State) -> bool {
-        self.blobs.iter().any(|(_, other)| *other == state)
+    /// Spares a blob, and says whether it was not known to be wanted.
+    fn spare(&mut self, digest: Digest) -> bool {
+        let Some(is_wanted @ false) = self.is_wanted(&digest) else { return false };
+        *is_wanted = true;
+        self.spared.push(digest);
+        true
     }
 
-    /// Spares a blob, and says whether it was unwanted.
-    fn spare(&mut self, digest: &Digest) -> bool {
-        let state = self.state(digest).filter(|state| **state == State::Unwanted);
-        state.map(|state| *state = State::Spared).is_some()
-    }
-
-    fn spare_what_files_refer_to(&mut self, files: &QueueFiles) -> Result<(), Error> {
-        let real = fs::canonicalize(&files.queue).map_err(|error| unreadable(&files.queue, error))?;
-        let mut directories = vec![directory_of(&files.queue), directory_of(&real)];
-        directories.dedup();
+    /// Spares what files beside the queue refer to: the queue itself, generations, temporary files, other queues that share the store,
+    /// somebody's copies.
+    fn spare_what_files_refer_to(&mut self, files: &QueueFiles, lock_timeout: Duration) -> Result<(), Error> {
+        let Some(queue) = OpenQueue::open(files)? else {
+            return Err(read_error(&files.queue, io::ErrorKind::NotFound.into()));
+        };
+        queue.require_one_lock(files)?;
+        let beside = directory_of(&files.queue);
+        let mut directories = vec![beside.canonicalize().map_err(|error| unreadable(&beside, error))?];
+        if directories[0] != queue.directory {
+            directories.push(queue.directory.clone());
+        }
         for directory in directories {
             for entry in fs::read_dir(&directory).map_err(|error| unreadable(&directory, error))? {
                 let path = entry.map_err(|error| unreadable(&directory, error))?.path();
-                // A link may be another queue that shares the store, or lead nowhere.
-                let metadata = match fs::metadata(&path) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    metadata => metadata.map_err(|error| unreadable(&path, error))?,
-                };
-                if metadata.is_file() && metadata.len() > 0 {
-                    match File::open(&path) {
-                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                        file => for_each_reference(file, &path, |digest| {
-                            self.spare(&digest);
-                            Ok(())
-                        })?,
-                    }
+                match self.spare_what_file_refers_to(&path, files, lock_timeout) {
+                    // It has been removed since, or is a link to nowhere.
+                    Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => {}
+                    done => done?,
                 }
             }
         }
         Ok(())
     }
 
-    /// Spares what blobs refer to, and what these refer to, and so on. With `refresh` it is no longer old, so that this need not be found out
-    /// again before long.
-    fn spare_what_blobs_refer_to(&mut self, store: &BlobStore, mut which: Which, refresh: bool) -> Result<(), Error> {
-        loop {
-            store.for_each(|blob| {
-                let looks = match self.state(&blob.digest) {
-                    Some(State::Unwanted) => false,
-                    Some(state @ State::Spared) => {
-                        *state = State::Wanted;
-                        true
-                    }
-                    Some(State::Wanted) | None => which == Which::AllThatStay,
-                };
-                let opened = if looks { store.open_blob(&blob.digest)? } else { None };
-                opened.map_or(Ok(()), |(file, _)| {
-                    for_each_reference(Ok(file), &store.path_of(&blob.digest), |digest| {
-                        if self.spare(&digest) && refresh { store.refresh(&digest) } else { Ok(()) }
-                    })
-                })
-            })?;
-            if !self.is_any(State::Spared) {
+    fn spare_what_file_refers_to(
+        &mut self,
+        path: &Path,
+        files: &QueueFiles,
+        lock_timeout: Duration,
+    ) -> Result<(), Error> {
+        let failed = |error| unreadable(path, error);
+        // Links are followed: another queue may be known by one.
+        let examine = |path: &Path| fs::metadata(path);
+        if !examine(path).map_err(failed)?.is_file() {
+            return Ok(());
+        }
+        // Workers of another queue rewrite it in place, under its own lock.
+        let other = QueueFiles::beside(path.to_owned()).lock;
+        let is_other = examine(&other)
+            .is_ok_and(|other| !examine(&files.lock).is_ok_and(|ours| identity(&ours) == identity(&other)));
+        let mut read = || {
+            let version = Version::of(&examine(path).map_err(failed)?);
+            // Files of the kernel's have no length, and reading them may never end.
+            if version.len == 0 || path != files.queue && self.read.get(path) == Some(&version) {
                 return Ok(());
             }
-            which = Which::NewlySpared;
+            for_each_reference(File::open(path).map_err(failed)?, path, |digest| {
+                self.spare(digest);
+            })?;
+            self.read.insert(path.to_owned(), version);
+            Ok(())
+        };
+        if is_other { lock::shared(&other, lock_timeout, read).map(|((), _)| ()) } else { read() }
+    }
+
+    /// Spares what blobs refer to that stay, and what these refer to, and so on; of those that have been looked into before only what was
+    /// put `since`.
+    fn spare_what_blobs_refer_to(&mut self, store: &BlobStore, since: Option<Timestamp>) -> Result<(), Error> {
+        store.for_each(|blob| {
+            let stays = self.is_wanted(&blob.digest).is_none_or(|is_wanted| *is_wanted);
+            let is_new = since.is_none_or(|since| blob.modified >= since);
+            if stays && is_new { self.spare_what_blob_refers_to(store, &blob.digest) } else { Ok(()) }
+        })?;
+        while let Some(digest) = self.spared.pop() {
+            self.spare_what_blob_refers_to(store, &digest)?;
         }
+        Ok(())
+    }
+
+    fn spare_what_blob_refers_to(&mut self, store: &BlobStore, digest: &Digest) -> Result<(), Error> {
+        let Some((file, _)) = store.open_blob(digest)? else { return Ok(()) };
+        for_each_reference(file, &store.path_of(digest), |digest| {
+            if self.spare(digest) && self.refresh == Refresh::Yes {
+                // Should that fail, the next run takes longer.
+                drop(store.refresh(&digest));
+            }
+        })
     }
 
     /// Passes on the blobs that are unwanted and still old.
@@ -207,32 +260,22 @@ impl Old {
         mut each: impl FnMut(Blob) -> Result<(), Error>,
     ) -> Result<(), Error> {
         store.for_each(|blob| {
-            let is_unwanted = self.state(&blob.digest).is_some_and(|state| *state == State::Unwanted);
+            let is_unwanted = self.is_wanted(&blob.digest).is_some_and(|is_wanted| !*is_wanted);
             if is_unwanted && blob.modified < limit { each(blob) } else { Ok(()) }
         })
     }
 }
 
 /// Passes on the blobs that a file refers to.
-fn for_each_reference(
-    file: io::Result<File>,
-    path: &Path,
-    mut each: impl FnMut(Digest) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let mut file = file.map_err(|error| unreadable(path, error))?;
-    let (mut references, mut buffer, mut result) = (References::default(), vec![0; BUFFER], Ok(()));
-    let mut sink = |digest| {
-        if result.is_ok() {
-            result = each(digest);
-        }
-    };
+fn for_each_reference(mut file: File, path: &Path, mut each: impl FnMut(Digest)) -> Result<(), Error> {
+    let (mut digests, mut buffer) = (Digests::default(), vec![0; BUFFER]);
     loop {
         let read = uninterrupted(|| file.read(&mut buffer)).map_err(|error| unreadable(path, error))?;
         if read == 0 {
-            references.finish(&mut sink);
-            return result;
+            digests.finish(&mut each);
+            return Ok(());
         }
-        references.push(&buffer[..read], &mut sink);
+        digests.push(&buffer[..read], &mut each);
     }
 }
 

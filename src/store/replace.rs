@@ -20,14 +20,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::fs::{Advice, fadvise};
-
 use super::atomic_file::{self, Temporary};
 use super::files::{Finding, Generation, OpenQueue, QueueFiles, identity, read_error};
 use super::lease::Lease;
 use super::lock::{self, ExclusiveLock};
 use super::scan::{count_lines, for_each_chunk, in_parallel, last_line_end};
-use super::{Error, ErrorKind, attributes, directory_of, uninterrupted};
+use super::{Error, ErrorKind, attributes, begin_write_back, directory_of, uninterrupted};
 use crate::format::ledger::{Ledger, LedgerTotals};
 use crate::format::retention::Amount;
 use crate::format::time::Timestamp;
@@ -49,18 +47,21 @@ pub(super) struct Segment<'e> {
     /// What becomes of each.
     pub(super) fates: Fates,
     /// Makes a line, without its `\n`, of one that changes: the same at any time.
-    pub(super) edit: Option<&'e Edit<'e>>,
+    pub(super) edit: &'e Edit<'e>,
     /// How many bytes they will have.
     pub(super) kept_bytes: u64,
 }
 
 pub(super) type Edit<'e> = dyn Fn(&[u8]) -> Vec<u8> + Sync + 'e;
 
+/// For segments in which no line changes.
+pub(super) const AS_IT_IS: &Edit<'static> = &<[u8]>::to_vec;
+
 impl Segment<'_> {
     /// Lines that all go on.
     fn kept(range: Range<u64>) -> Self {
         let kept_bytes = range.end - range.start;
-        Self { range, fates: Fates::default(), edit: None, kept_bytes }
+        Self { range, fates: Fates::default(), edit: AS_IT_IS, kept_bytes }
     }
 }
 
@@ -376,12 +377,7 @@ impl<'l> Snapshot<'l> {
             let what = "is the queue itself, and a new file would take its place: lock a file of its own";
             return Err(Error::new(ErrorKind::Io, &files.lock, what));
         }
-        if let Some(other) = self.queue.other_lock(files) {
-            let what = format!("there is another lock, {}: workers that use it are not kept out", other.display());
-            return Err(Error::new(ErrorKind::Io, &files.lock, what)
-                .advise("make all use the queue by the same name, and remove the lock that nobody uses"));
-        }
-        Ok(())
+        self.queue.require_one_lock(files)
     }
 
     /// Makes sure that the queue has so many names.
@@ -719,17 +715,17 @@ struct Lines<'s> {
 impl Lines<'_> {
     /// Adds the next piece, which ends with its line if that is to be changed, unless the line goes on in the next piece.
     fn add(&mut self, fate: Fate, piece: &[u8]) {
-        match (fate, self.segment.edit) {
-            (Fate::Dropped, _) => {}
-            (Fate::Edited, Some(edit)) => {
+        match fate {
+            Fate::Kept => self.kept.extend_from_slice(piece),
+            Fate::Dropped => {}
+            Fate::Edited => {
                 self.edited.extend_from_slice(piece);
                 if let Some(line) = self.edited.strip_suffix(b"\n") {
-                    self.kept.extend_from_slice(&edit(line));
+                    self.kept.extend_from_slice(&(self.segment.edit)(line));
                     self.kept.push(b'\n');
                     self.edited = Vec::new();
                 }
             }
-            (Fate::Kept | Fate::Edited, _) => self.kept.extend_from_slice(piece),
         }
     }
 }
@@ -748,8 +744,7 @@ impl Output<'_> {
         if let Some(len) = NonZeroU64::new(self.at - self.written_back)
             && len.get() >= WRITE_BACK
         {
-            // Linux starts to write back what it is told will not be needed. It is advice: should it fail, fsync does it all.
-            let _ = fadvise(self.file, self.written_back, Some(len), Advice::DontNeed);
+            begin_write_back(self.file, self.written_back, Some(len));
             self.written_back = self.at;
         }
         Ok(())
