@@ -11,7 +11,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command};
 
 use super::exit::Exit;
-use super::messages::{Level, Messages};
+use super::messages::{self, Level, Messages};
 use crate::format::labels;
 use crate::format::offload::Rule;
 use crate::format::spend::Prices;
@@ -223,8 +223,14 @@ pub(super) fn report(program: &'static str, error: &clap::Error) -> Exit {
         return Exit::Done;
     }
     let text = error.render().to_string();
-    let first = text.lines().next().unwrap_or_default();
-    Messages::new(program, Level::Error).error(format_args!("{}: see --help", first.trim_start_matches("error: ")));
+    if error.kind() == UsageError::DisplayHelpOnMissingArgumentOrSubcommand {
+        messages::print_help(&text);
+        return Exit::Usage;
+    }
+    // What is wrong, which may go on in further lines, without the advice after it.
+    let what: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let what = what.join(" ");
+    Messages::new(program, Level::Error).error(format_args!("{}: see --help", what.trim_start_matches("error: ")));
     Exit::Usage
 }
 

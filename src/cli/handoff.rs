@@ -104,6 +104,14 @@ impl Place {
     fn messages(&self) -> Messages {
         Messages::new(NAME, self.common.level())
     }
+
+    /// Without a queue there is nothing to compare a store with, and most likely another is meant.
+    fn warn_without_queue(&self, has_queue: bool) {
+        if !has_queue {
+            let queue = self.common.queue.display();
+            self.messages().warning(format_args!("{queue}: does not exist: if it should, correct the path"));
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -160,13 +168,14 @@ fn cat(files: &QueueFiles, blob: &Digest) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::new(ErrorKind::Io, &store.path_of(blob), "is not there")
-        .advise("handoff blob check tells what refers to it; restore it from a backup"))
+        .advise("if this is the right store (--queue, --blob-dir), restore it from a backup; handoff blob check tells what refers to it"))
 }
 
 fn check(place: &Place, output: &Output) -> Result<Exit, Error> {
     let files = place.files();
     let problems = blob_check::check(&files, &place.common.read_options())?;
     messages::print(if output.json { problems_as_json(&problems) } else { problems_as_text(&problems) }.as_bytes())?;
+    place.warn_without_queue(problems.has_queue);
     let blobs = count(problems.usage.objects, "blob");
     place.messages().notice(format_args!(
         "{}: {blobs}, {}: {} missing, {} corrupt, {} orphaned; {} forged",
@@ -225,7 +234,8 @@ fn problems_as_json(problems: &Problems) -> String {
 fn stats(place: &Place, output: &Output) -> Result<(), Error> {
     let files = place.files();
     let stats = blob_check::stats(&files, &place.common.read_options())?;
-    let Stats { usage, orphaned, largest_bytes, oldest, missing } = stats;
+    let Stats { usage, orphaned, largest_bytes, oldest, missing, has_queue } = stats;
+    place.warn_without_queue(has_queue);
     if output.json {
         let json = json!({
             "store": files.blobs.to_string_lossy(),

@@ -71,6 +71,11 @@ pub(super) fn print(data: &[u8]) -> Result<(), Error> {
     }
 }
 
+/// Tells somebody who has said too little what can be said.
+pub(super) fn print_help(help: &str) {
+    drop(io::stderr().write_all(help.as_bytes()));
+}
+
 /// Escapes control characters: file names may hold them, and a terminal would obey them.
 fn one_line(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()

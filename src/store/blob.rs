@@ -1,7 +1,7 @@
 //! The blob store: where blobs lie, and looking at them.
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -65,6 +65,8 @@ impl BlobStore {
 
     /// Opens the store at `path` to change it. It may be a symbolic link only if nobody else could have planted that to have us write elsewhere.
     pub(super) fn open_trusted(path: &Path) -> Result<Self, Error> {
+        // A slash at the end would have the link followed.
+        let path = &path.components().collect::<PathBuf>();
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let failed = |error: io::Error| Error::io(path, "cannot be opened", error);
         let found = match openat(CWD, path, flags, Mode::empty()) {
@@ -79,7 +81,8 @@ impl BlobStore {
         if ![0, rustix::process::geteuid().as_raw()].contains(&metadata.uid()) {
             let what =
                 format!("is a symbolic link that belongs to another user, {}, and is not followed", metadata.uid());
-            return Err(Error::io(path, what, io::ErrorKind::PermissionDenied.into()).advise("say --blob-dir"));
+            return Err(Error::io(path, what, io::ErrorKind::PermissionDenied.into())
+                .advise("give the link to root (chown -h), or name the place itself with --blob-dir"));
         }
         // The link that was judged, whatever stands in its place by now.
         let target = readlinkat(&found, "", Vec::new()).map_err(|error| failed(error.into()))?;
@@ -89,7 +92,13 @@ impl BlobStore {
     fn open_at(path: &Path, place: &Path) -> Result<Self, Error> {
         let directory = match OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(place) {
             Ok(directory) => Some(directory),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink()) {
+                    return Err(Error::io(path, "is a symbolic link to a place that is missing", error)
+                        .advise("mount the disk that it leads to, or correct the link"));
+                }
+                None
+            }
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
                 return Err(Error::io(path, "is no blob store", error));
             }

@@ -30,6 +30,8 @@ pub struct Problems {
     pub forged: Vec<Forged>,
     /// All blobs in the store.
     pub usage: BlobUsage,
+    /// Whether there is a queue at all.
+    pub has_queue: bool,
 }
 
 /// A blob that isn't there.
@@ -120,6 +122,8 @@ pub struct Stats {
     pub oldest: Option<Timestamp>,
     /// How many blobs the queue refers to that aren't there.
     pub missing: u64,
+    /// Whether there is a queue at all.
+    pub has_queue: bool,
 }
 
 /// Sums up the store.
@@ -127,7 +131,8 @@ pub struct Stats {
 /// # Errors
 /// If anything can't be read.
 pub fn stats(files: &QueueFiles, options: &ReadOptions) -> Result<Stats, Error> {
-    let mut stats = Stats { missing: of_queue(files, options)?.missing.len() as u64, ..Stats::default() };
+    let Problems { missing, has_queue, .. } = of_queue(files, options)?;
+    let mut stats = Stats { missing: missing.len() as u64, has_queue, ..Stats::default() };
     BlobStore::open(&files.blobs)?.for_each(|blob| {
         stats.usage += blob;
         stats.largest_bytes = stats.largest_bytes.max(blob.bytes);
@@ -147,8 +152,10 @@ fn of_queue(files: &QueueFiles, options: &ReadOptions) -> Result<Problems, Error
     let look = || {
         // Not before the lock is held: a store that appears later would be taken for absent.
         let store = BlobStore::open(&files.blobs)?;
-        let mut look = Look { store, options, missing: BTreeMap::new(), forged: Vec::new() };
+        let (missing, forged) = (BTreeMap::new(), Vec::new());
+        let mut look = Look { store, options, missing, forged, has_queue: false };
         if let Some(queue) = OpenQueue::open(files)? {
+            look.has_queue = true;
             look.add_queue(&files.queue, &queue.file, queue.metadata.len())?;
         }
         Ok(look)
@@ -158,7 +165,7 @@ fn of_queue(files: &QueueFiles, options: &ReadOptions) -> Result<Problems, Error
     let missing = look.missing.into_iter().map(|(digest, line)| Missing { digest, path: path.clone(), line });
     let mut missing: Vec<Missing> = missing.collect();
     missing.sort_by_key(|missing| (missing.line, missing.digest));
-    Ok(Problems { missing, forged: look.forged, ..Problems::default() })
+    Ok(Problems { missing, forged: look.forged, has_queue: look.has_queue, ..Problems::default() })
 }
 
 /// A look at the references in the queue.
@@ -168,6 +175,7 @@ struct Look<'a> {
     /// With the first line that refers to each, if it is known.
     missing: BTreeMap<Digest, Option<u64>>,
     forged: Vec<Forged>,
+    has_queue: bool,
 }
 
 impl Look<'_> {
@@ -217,7 +225,11 @@ impl Look<'_> {
         for_each_handle(text, |handle| {
             let fault = match &handle {
                 None => Ok(Some("an object refers to a blob as a handle does, but is none".to_owned())),
-                Some(handle) => self.fault_of(handle),
+                Some(handle) => self.fault_of(handle).and_then(|fault| match fault {
+                    // What a damaged blob was, its handles alone may still say truly.
+                    Some(_) if self.is_damaged(&handle.digest)? => Ok(None),
+                    fault => Ok(fault),
+                }),
             };
             match fault {
                 Ok(None) => {}
@@ -232,6 +244,13 @@ impl Look<'_> {
             }
         });
         result
+    }
+
+    fn is_damaged(&self, digest: &Digest) -> Result<bool, Error> {
+        match self.store.read(digest, |_| Ok(())) {
+            Err(error) if error.kind() == ErrorKind::BadData => Ok(true),
+            read => read.map(|_| false),
+        }
     }
 
     /// What a handle says that isn't so.

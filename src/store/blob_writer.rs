@@ -93,7 +93,11 @@ impl BlobWriter {
     /// # Errors
     /// If that fails, if the store is a link that somebody else could have planted, or if it is being pruned for longer than `timeout`.
     pub(super) fn open(path: &Path, queue_directory: &Path, timeout: Duration) -> Result<Self, Error> {
-        let failed = |error| Error::io(path, "cannot be made", error);
+        let failed = |error: io::Error| {
+            let is_lost = error.kind() == io::ErrorKind::NotFound;
+            let error = Error::io(path, "cannot be made", error);
+            if is_lost { error.advise("create the directory that it is to lie in, or correct the path") } else { error }
+        };
         let owner =
             fs::metadata(queue_directory).map_err(|error| Error::io(queue_directory, "cannot be examined", error))?;
         let is_new = make_directory(CWD, path).map_err(failed)?;
