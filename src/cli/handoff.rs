@@ -215,7 +215,7 @@ fn problems_as_json(problems: &Problems) -> String {
     let corrupt =
         problems.corrupt.iter().map(|(digest, what)| json!({ "artifact_ref": digest.reference(), "problem": what }));
     let forged = problems.forged.iter().map(|Forged { path, line, id, what }| {
-        json!({ "file": path.to_string_lossy(), "line": line, "id": id, "problem": what })
+        json!({ "file": path.to_string_lossy(), "line": line, "id": id.as_deref(), "problem": what })
     });
     let orphaned = problems.orphaned.iter().map(|Blob { digest, bytes, modified }| {
         json!({ "artifact_ref": digest.reference(), "bytes": bytes, "put_timestamp_seconds": modified.as_seconds() })

@@ -187,7 +187,7 @@ fn json(arguments: &Arguments, outcome: &Outcome, pruned: Option<BlobUsage>) -> 
         let values = outcome.values.iter().map(|value| {
             json!({
                 "line": value.line,
-                "id": value.id,
+                "id": *value.id,
                 "pointer": value.pointer,
                 "bytes": value.bytes,
                 "media_type": value.media_type.as_str(),

@@ -1,10 +1,12 @@
 //! Checking the blob store against the queue.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use memchr::memmem::Finder;
 
@@ -22,7 +24,7 @@ use crate::format::time::Timestamp;
 pub struct Problems {
     /// Blobs that are referred to, but aren't there.
     pub missing: Vec<Missing>,
-    /// Blobs whose bytes are not those that they are named after, and what they have instead.
+    /// Blobs whose bytes are not those that they are named after, or can't be read, and why.
     pub corrupt: Vec<(Digest, String)>,
     /// Blobs that nothing refers to.
     pub orphaned: Vec<Blob>,
@@ -53,7 +55,7 @@ pub struct Forged {
     /// In which line, from 1.
     pub line: u64,
     /// The id of the record, if it is one.
-    pub id: Option<String>,
+    pub id: Option<Rc<str>>,
     /// What is wrong with it.
     pub what: String,
 }
@@ -83,12 +85,11 @@ pub fn check(files: &QueueFiles, options: &ReadOptions) -> Result<Problems, Erro
         });
         references.finish(|digest| referred.push(digest));
         match read {
-            Err(error) if error.kind() == ErrorKind::BadData => {
-                problems.corrupt.push((blob.digest, error.what().to_owned()));
-            }
+            // One that can't be read is told like one that holds something else.
+            Err(error) => problems.corrupt.push((blob.digest, error.to_string())),
             // It has been removed since it was listed.
             Ok(None) => return Ok(()),
-            read => drop(read?),
+            Ok(Some(_)) => {}
         }
         problems.usage += blob;
         for digest in referred {
@@ -221,7 +222,7 @@ impl Look<'_> {
 
     fn add_handles(&mut self, path: &Path, number: u64, line: &[u8]) -> Result<(), Error> {
         let Ok(text) = std::str::from_utf8(line) else { return Ok(()) };
-        let mut result = Ok(());
+        let (mut result, id) = (Ok(()), OnceCell::new());
         for_each_handle(text, |handle| {
             let fault = match &handle {
                 None => Ok(Some("an object refers to a blob as a handle does, but is none".to_owned())),
@@ -234,11 +235,11 @@ impl Look<'_> {
             match fault {
                 Ok(None) => {}
                 Ok(Some(what)) => {
-                    let id = match envelope::parse(line) {
-                        Ok(Line::Record(envelope)) => Some(envelope.id.into_owned()),
+                    let id = id.get_or_init(|| match envelope::parse(line) {
+                        Ok(Line::Record(envelope)) => Some(envelope.id.as_ref().into()),
                         _ => None,
-                    };
-                    self.forged.push(Forged { path: path.to_owned(), line: number, id, what });
+                    });
+                    self.forged.push(Forged { path: path.to_owned(), line: number, id: id.clone(), what });
                 }
                 Err(error) => result = Err(error),
             }

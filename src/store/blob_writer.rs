@@ -8,6 +8,7 @@
 //! While one thread waits for the disk another writes, and files that are flushed at the same time share a commit of the file system's journal.
 
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::fd::AsFd;
@@ -50,7 +51,8 @@ struct Progress {
 /// Blobs that are on disk, and that nobody prunes as long as this lives.
 #[derive(Debug)]
 pub(super) struct Durable {
-    _lock: File,
+    store: BlobStore,
+    lock: File,
     /// In order.
     blobs: Vec<Digest>,
     /// What was written.
@@ -62,6 +64,11 @@ pub(super) struct Durable {
 }
 
 impl Durable {
+    /// Makes sure that the store has not been moved away.
+    pub(super) fn require_in_place(&self) -> Result<(), Error> {
+        self.store.require_in_place(&self.lock)
+    }
+
     /// Whether a blob is among them.
     pub(super) fn contains(&self, digest: &Digest) -> bool {
         self.blobs.binary_search(digest).is_ok()
@@ -133,8 +140,14 @@ impl BlobWriter {
 
         let Progress { put, .. } = self.progress.into_inner().unwrap_or_else(PoisonError::into_inner);
         let blobs = put.into_iter().collect();
-        let mut durable =
-            Durable { _lock: self.lock, blobs, written: BlobUsage::default(), reused: 0, findings: Vec::new() };
+        let mut durable = Durable {
+            store: self.store,
+            lock: self.lock,
+            blobs,
+            written: BlobUsage::default(),
+            reused: 0,
+            findings: Vec::new(),
+        };
         for share in shares {
             durable.written += share.written;
             durable.reused += share.reused;
@@ -249,12 +262,18 @@ impl BlobWriter {
         })?;
         self.store.directory()?.sync_all().map_err(|error| failed(store, error))?;
         let parent = directory_of(store);
-        File::open(&parent).and_then(|parent| parent.sync_all()).map_err(|error| failed(&parent, error))?;
+        match File::open(&parent) {
+            // Then it was not made by us: only who may read it can flush it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            opened => opened.and_then(|parent| parent.sync_all()).map_err(|error| failed(&parent, error))?,
+        }
         self.store.require_in_place(&self.lock)
     }
 
     fn write_error(&self, digest: &Digest, error: io::Error) -> Error {
-        Error::io(&self.store.path_of(digest), "cannot be written", error).note(UNTOUCHED)
+        let is_directory = error.kind() == io::ErrorKind::IsADirectory;
+        let error = Error::io(&self.store.path_of(digest), "cannot be written", error).note(UNTOUCHED);
+        if is_directory { error.advise("move away what stands in its place") } else { error }
     }
 }
 
@@ -273,25 +292,23 @@ fn holds(file: &File, content: &[u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Makes a directory that is at first its maker's alone, and says whether there was none.
+/// Makes a directory, and says whether there was none.
 fn make_directory(at: impl AsFd, path: impl rustix::path::Arg) -> io::Result<bool> {
-    match mkdirat(at, path, Mode::RWXU) {
+    match mkdirat(at, path, Mode::from_raw_mode(DIRECTORY_MODE)) {
         Ok(()) => Ok(true),
         Err(Errno::EXIST) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Gives a new directory of the store its owner and mode, also one that root was killed over.
+/// Gives a new directory of the store its owner and mode, also one that root was killed over: it is empty.
 fn adopt(directory: &File, is_new: bool, owner: &Metadata) -> io::Result<()> {
-    let found = directory.metadata()?;
-    let is_roots = rustix::process::geteuid().is_root() && found.uid() == 0 && owner.uid() != 0;
-    let is_as_made = || -> io::Result<bool> {
-        let is_empty = Dir::read_from(directory)?
-            .all(|entry| entry.is_ok_and(|entry| entry.file_name().to_bytes().starts_with(b".")));
-        Ok(is_empty && found.mode() & 0o777 == Mode::RWXU.as_raw_mode())
+    let is_ours = |name: &CStr| matches!(name.to_bytes(), b"." | b"..");
+    let is_empty = || -> io::Result<bool> {
+        Ok(Dir::read_from(directory)?.all(|entry| entry.is_ok_and(|entry| is_ours(entry.file_name()))))
     };
-    if is_new || is_roots && is_as_made()? {
+    let is_roots = rustix::process::geteuid().is_root() && directory.metadata()?.uid() == 0 && owner.uid() != 0;
+    if is_new || is_roots && is_empty()? {
         attributes::give_to_owner_of(directory, owner)?;
         directory.set_permissions(Permissions::from_mode(DIRECTORY_MODE))?;
     }

@@ -56,16 +56,6 @@ impl Error {
         Self { line: Some(line), ..self }
     }
 
-    /// What went wrong, without the file's name and everything else around it.
-    pub(super) fn what(&self) -> &str {
-        &self.what
-    }
-
-    /// The kind of the deeper cause, if there is one.
-    pub(super) fn io_kind(&self) -> Option<io::ErrorKind> {
-        self.source.as_ref().map(io::Error::kind)
-    }
-
     /// The class of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::ops::{AddAssign, Range};
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memchr::memmem::Finder;
 
@@ -73,7 +73,7 @@ pub struct Value {
     /// Its line, from 1.
     pub line: u64,
     /// Its record.
-    pub id: String,
+    pub id: Arc<str>,
     /// Where in the line it stands, as a JSON pointer.
     pub pointer: String,
     /// How many bytes its blob has.
@@ -127,14 +127,18 @@ pub fn offload(files: &QueueFiles, options: &ReadOptions, rule: Rule, now: Times
     let edit = |line: &[u8]| replaced(line, rule, &may_move);
     let pass = Pass { may_move: Some(&may_move), edit: &edit, ..look };
     let rewritten = replace::rewrite(files, options.lock_timeout, now, |file, end| {
+        durable.as_ref().map_or(Ok(()), Durable::require_in_place)?;
         let judged = judge(files, file, end, pass)?;
         outcome.counts = judged.counts;
         Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.counts.records > 0 })
     })?;
     outcome.rewritten = rewritten.unwrap_or_else(|| Rewritten::of_nothing(files));
-    if let Some(Durable { written, reused, findings, .. }) = durable {
-        (outcome.written, outcome.reused) = (written, reused);
-        outcome.rewritten.findings.splice(..0, findings);
+    if let Some(durable) = durable {
+        let note = "the queue has been replaced, and refers to blobs that lie where the store is now: move it back";
+        let moved_away = durable.require_in_place().err().map(|error| error.note(note));
+        outcome.rewritten.unsettled = moved_away.or(outcome.rewritten.unsettled);
+        (outcome.written, outcome.reused) = (durable.written, durable.reused);
+        outcome.rewritten.findings.splice(..0, durable.findings);
     }
     Ok(outcome)
 }
@@ -373,12 +377,18 @@ impl<'a> Judged<'a> {
             if !digests.iter().all(may_move) {
                 return None;
             }
-            bytes = Some(oversized.replaced(&contents, &digests).len() as u64 + 1);
+            let len = oversized.replaced(&contents, &digests).len();
+            // Handles may be longer than what they stand for, and the line must not become one that nobody reads.
+            if len > self.pass.options.max_line {
+                return None;
+            }
+            bytes = Some(len as u64 + 1);
             if self.pass.lists {
+                let id: Arc<str> = envelope.id.as_ref().into();
                 for ((content, digest), pointer) in contents.iter().zip(digests).zip(oversized.pointers()) {
                     self.values.push(Value {
                         line: self.lines,
-                        id: envelope.id.clone().into_owned(),
+                        id: Arc::clone(&id),
                         pointer,
                         bytes: content.text.len() as u64,
                         media_type: content.media_type,

@@ -8,9 +8,9 @@
 //! Nearly always nothing is left after the first steps, and nobody is kept waiting. A blob never changes, so those are read while workers go on.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -187,11 +187,7 @@ impl Old {
         for directory in directories {
             for entry in fs::read_dir(&directory).map_err(|error| unreadable(&directory, error))? {
                 let path = entry.map_err(|error| unreadable(&directory, error))?.path();
-                match self.spare_what_file_refers_to(&path, files, lock_timeout) {
-                    // It has been removed since, or is a link to nowhere.
-                    Err(error) if error.io_kind() == Some(io::ErrorKind::NotFound) => {}
-                    done => done?,
-                }
+                self.spare_what_file_refers_to(&path, files, lock_timeout)?;
             }
         }
         Ok(())
@@ -204,22 +200,18 @@ impl Old {
         lock_timeout: Duration,
     ) -> Result<(), Error> {
         let failed = |error| unreadable(path, error);
-        // Links are followed: another queue may be known by one.
-        let examine = |path: &Path| fs::metadata(path);
-        if !examine(path).map_err(failed)?.is_file() {
-            return Ok(());
-        }
         // Workers of another queue rewrite it in place, under its own lock.
         let other = QueueFiles::beside(path.to_owned()).lock;
-        let is_other = examine(&other)
-            .is_ok_and(|other| !examine(&files.lock).is_ok_and(|ours| identity(&ours) == identity(&other)));
+        let of = |path: &Path| fs::metadata(path).ok().map(|metadata| identity(&metadata));
+        let is_other = of(&other).is_some_and(|other| of(&files.lock) != Some(other));
         let mut read = || {
-            let version = Version::of(&examine(path).map_err(failed)?);
+            let Some(file) = open_file(path).map_err(failed)? else { return Ok(()) };
+            let version = Version::of(&file.metadata().map_err(failed)?);
             // Files of the kernel's have no length, and reading them may never end.
             if version.len == 0 || path != files.queue && self.read.get(path) == Some(&version) {
                 return Ok(());
             }
-            for_each_reference(File::open(path).map_err(failed)?, path, |digest| {
+            for_each_reference(file, path, |digest| {
                 self.spare(digest);
             })?;
             self.read.insert(path.to_owned(), version);
@@ -264,6 +256,24 @@ impl Old {
             if is_unwanted && blob.modified < limit { each(blob) } else { Ok(()) }
         })
     }
+}
+
+/// Opens a regular file, also one that a link leads to: another queue may be known by that. `None` for anything else.
+fn open_file(path: &Path) -> io::Result<Option<File>> {
+    let is_file = |metadata: Metadata| metadata.is_file();
+    // Opening a FIFO or a device would do more than that, and what is looked at here may be exchanged for one.
+    let open = || {
+        if !fs::metadata(path).map(is_file)? {
+            return Ok(None);
+        }
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+        Ok(file.metadata().map(is_file)?.then_some(file))
+    };
+    open().or_else(|error: io::Error| match error.raw_os_error() {
+        // It has been removed, or is a link to nowhere.
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::ENXIO) => Ok(None),
+        _ => Err(error),
+    })
 }
 
 /// Passes on the blobs that a file refers to.

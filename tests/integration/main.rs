@@ -27,6 +27,7 @@ mod generations;
 mod hostile_labels;
 mod kill_and_inject;
 mod line_numbers;
+mod offload_readme;
 mod offload_values;
 mod services;
 mod settings;

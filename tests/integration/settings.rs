@@ -145,8 +145,11 @@ fn labels_and_lines_can_be_variables() {
     assert!((value(&samples, "handoff_queue_malformed_lines", &[("reason", "too_long")]) - 1.0).abs() < 0.5);
 
     assert!(value(&samples, "handoff_queue_oversized_records", &[]) < 0.5);
-    env.write("queue.jsonl", record("a", "r", "done").replace("{}", r#"{"text":"0123456789"}"#));
-    for (limit, oversized) in [("11", 1.0), ("12", 0.0)] {
+    env.write(
+        "queue.jsonl",
+        record("a", "r", "done").replace("{}", r#"{"text":"0123456789abcdefghijklmnopqrstuvwxyz"}"#),
+    );
+    for (limit, oversized) in [("37", 1.0), ("38", 0.0)] {
         let samples = run(&mut with_variables(&env, &[("HANDOFF_MAX_BYTES", limit)])).samples();
         assert!((value(&samples, "handoff_queue_oversized_records", &[]) - oversized).abs() < 0.5, "{limit}");
     }
