@@ -132,7 +132,7 @@ impl Pricing {
 #[derive(Debug, Args)]
 pub(super) struct Limit {
     /// A value in a record with more bytes of JSON text belongs in the blob store; in bytes, or as in 8KiB; the same for all tools
-    #[arg(long, env = "HANDOFF_MAX_BYTES", value_name = "SIZE", default_value = "8KiB", value_parser = limit)]
+    #[arg(long, env = "HANDOFF_MAX_BYTES", value_name = "SIZE", default_value = "8KiB", value_parser = size)]
     max_bytes: ByteSize,
 }
 
@@ -276,15 +276,6 @@ pub(super) fn bytes(size: ByteSize) -> usize {
 
 pub(super) fn size(text: &str) -> Result<ByteSize, String> {
     text.parse().map_err(|_| "not a size like 64MiB".to_owned())
-}
-
-/// The size of a value. Who means 8 bytes has forgotten a unit.
-fn limit(text: &str) -> Result<ByteSize, String> {
-    const MIN: u64 = 32;
-    size(text).and_then(|limit| match limit.as_u64() {
-        0..MIN => Err(format!("at least {MIN} bytes, as in 8KiB")),
-        _ => Ok(limit),
-    })
 }
 
 fn time(text: &str) -> Result<Timestamp, String> {

@@ -89,6 +89,10 @@ impl<'a> Job<'a> {
         }
     }
 
+    pub(super) fn warn(&self, what: impl Display) {
+        self.messages.warning(what);
+    }
+
     /// Prints data.
     pub(super) fn print(&mut self, data: &str) {
         self.check(messages::print(data.as_bytes()));

@@ -56,6 +56,9 @@ struct Arguments {
     textfile: Textfile,
 }
 
+/// What a handle takes at least.
+const HANDLE_BYTES: usize = 240;
+
 const EXIT_CODES: &str = "\
 Exit codes:
    0  done, also if there was nothing to move
@@ -82,6 +85,11 @@ fn run(arguments: &Arguments) -> Exit {
     let rule = Rule { preview_bytes: args::bytes(arguments.preview_bytes), ..arguments.limit.rule() };
     let is_preview = arguments.flags.dry_run;
 
+    if rule.max_bytes < HANDLE_BYTES {
+        // Who means 8 bytes has forgotten a unit.
+        let limit = rule.max_bytes;
+        job.warn(format_args!("--max-bytes {limit}: such values are shorter than their handles, and lines grow: is a unit missing, as in 8KiB?"));
+    }
     // First what goes, for it makes room.
     let prune = if is_preview { prune::preview } else { prune::prune };
     let pruned = job.check(prune(&files, timeout, limit));
