@@ -195,8 +195,8 @@ fn problems_as_text(problems: &Problems) -> String {
         let place = line.map_or_else(String::new, |line| format!(":{line}"));
         let _ = writeln!(text, "missing {}: {}{place} refers to it", digest.reference(), path.display());
     }
-    for (digest, what) in &problems.corrupt {
-        let _ = writeln!(text, "corrupt {}: {what}", digest.reference());
+    for (_, what) in &problems.corrupt {
+        let _ = writeln!(text, "corrupt {what}");
     }
     for Forged { path, line, id, what } in &problems.forged {
         let record = id.as_ref().map_or_else(String::new, |id| format!(" record {}:", id.escape_debug()));

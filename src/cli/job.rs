@@ -53,6 +53,7 @@ pub(super) struct Job<'a> {
     start: Instant,
     messages: Messages,
     exit: Exit,
+    last_error: Option<String>,
 }
 
 impl<'a> Job<'a> {
@@ -65,12 +66,18 @@ impl<'a> Job<'a> {
             start: Instant::now(),
             messages: Messages::new(program, common.level()),
             exit: Exit::Done,
+            last_error: None,
         }
     }
 
     /// Reports an error, which also decides how the run ends.
     pub(super) fn fail(&mut self, error: &Error) {
-        self.messages.error(error);
+        // Two steps may fail for the same cause.
+        let message = error.to_string();
+        if self.last_error.as_ref() != Some(&message) {
+            self.messages.error(&message);
+        }
+        self.last_error = Some(message);
         self.exit = error.kind().into();
     }
 

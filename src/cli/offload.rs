@@ -15,7 +15,7 @@ use crate::format::offload::Rule;
 use crate::metrics;
 use crate::store::blob::BlobUsage;
 use crate::store::offload::{Outcome, offload, preview};
-use crate::store::{Rewritten, prune};
+use crate::store::{ErrorKind, Rewritten, prune};
 
 const NAME: &str = "handoff-offload";
 /// As in the names of metrics.
@@ -92,9 +92,16 @@ fn run(arguments: &Arguments) -> Exit {
     }
     // First what goes, for it makes room.
     let prune = if is_preview { prune::preview } else { prune::prune };
-    let pruned = job.check(prune(&files, timeout, limit));
-    let done = if is_preview { preview(&files, &options, rule) } else { offload(&files, &options, rule, now) };
-    let outcome = job.check(done);
+    let pruned = prune(&files, timeout, limit);
+    let is_busy = pruned.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy);
+    let pruned = job.check(pruned);
+    let done = match is_preview {
+        // Who has waited for a lock in vain need not do so again.
+        _ if is_busy => None,
+        true => Some(preview(&files, &options, rule)),
+        false => Some(offload(&files, &options, rule, now)),
+    };
+    let outcome = done.and_then(|done| job.check(done));
     if let Some(outcome) = &outcome {
         job.report(&outcome.rewritten);
         if arguments.flags.json || is_preview {

@@ -274,10 +274,10 @@ pub(super) fn beginning(text: &str, limit: usize) -> &str {
 }
 
 const PREFIX: &str = "blob/";
-/// The length of a blob's path below the store: two digits, a slash, the hash.
-const PATH_LEN: usize = 2 + 1 + 64;
-/// How many bytes after its first one decide whether there is a reference: the rest of it, and the byte after it.
-const LOOK_AHEAD: usize = PREFIX.len() + PATH_LEN;
+/// How a reference begins, whatever stands before its slashes.
+const WORD: &str = "blob";
+/// How many bytes after its first one decide whether there is a reference: the rest of it, its slashes escaped, and the byte after it.
+const LOOK_AHEAD: usize = WORD.len() + 2 + 2 + 2 + Digests::LEN;
 /// Finds references to blobs in a stream of raw bytes, cut into chunks of any size: their digests, wherever 64 hex digits stand together.
 ///
 /// What a handle was before a worker wrote it anew, or a crash tore it, may look different, but its digest is still there.
@@ -335,7 +335,7 @@ pub struct References {
 
 impl Default for References {
     fn default() -> Self {
-        Self { finder: Finder::new(PREFIX.as_bytes()), carry: Vec::new() }
+        Self { finder: Finder::new(WORD), carry: Vec::new() }
     }
 }
 
@@ -363,12 +363,18 @@ impl References {
 
     /// Passes on the references in `bytes` that begin before `end`.
     fn find(&self, bytes: &[u8], end: usize, sink: &mut impl FnMut(Digest)) {
+        // JSON allows a backslash before a slash.
+        let slash = |bytes: &'_ [u8]| bytes.strip_prefix(b"\\").unwrap_or(bytes).strip_prefix(b"/").map(<[u8]>::len);
+        let after_slash = |bytes| slash(bytes).map(|rest| &bytes[bytes.len() - rest..]);
         for at in self.finder.find_iter(bytes).take_while(|at| *at < end) {
-            let path = &bytes[at + PREFIX.len()..];
-            let is_longer = path.get(PATH_LEN).is_some_and(|byte| hex_digit(*byte).is_some());
-            if let Some(path) = path.get(..PATH_LEN).and_then(|path| std::str::from_utf8(path).ok())
+            let Some(path) = after_slash(&bytes[at + WORD.len()..]) else { continue };
+            let Some((directory, rest)) = path.split_at_checked(2) else { continue };
+            let Some(hex) = after_slash(rest) else { continue };
+            let is_longer = hex.get(Digests::LEN).is_some_and(|byte| hex_digit(*byte).is_some());
+            if let Some(hex) = hex.get(..Digests::LEN).and_then(|hex| std::str::from_utf8(hex).ok())
                 && !is_longer
-                && let Some(digest) = Digest::parse_path(path)
+                && hex.as_bytes().starts_with(directory)
+                && let Some(digest) = Digest::parse(hex)
             {
                 sink(digest);
             }
@@ -440,6 +446,8 @@ mod tests {
         for (text, expected) in [
             (format!("/srv/blob/ab/{hash}\" and blob/ab/{hash}"), 2),
             (format!("blob/ab/{hash}"), 1),
+            (format!("blob\\/ab\\/{hash}"), 1),
+            (format!("blob\\\\/ab/{hash}"), 0),
             (format!("{padding}blob/ab/{hash}{padding}blob/ab/{hash}\n{padding}"), 2),
             (format!("blob/blob/ab/{hash}"), 1),
             (format!("blob/ab/{hash}0"), 0),

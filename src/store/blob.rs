@@ -1,7 +1,7 @@
 //! The blob store: where blobs lie, and looking at them.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -55,26 +55,21 @@ pub struct BlobUsage {
 }
 
 impl BlobStore {
-    /// Opens the store at `path` for reading.
+    /// Opens the store at `path`. It may be a symbolic link only if nobody else could have planted that to have us read and write elsewhere.
     ///
     /// # Errors
     /// If what is there is no directory, or can't be opened.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        Self::open_at(path, path)
-    }
-
-    /// Opens the store at `path` to change it. It may be a symbolic link only if nobody else could have planted that to have us write elsewhere.
-    pub(super) fn open_trusted(path: &Path) -> Result<Self, Error> {
         // A slash at the end would have the link followed.
         let path = &path.components().collect::<PathBuf>();
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let failed = |error: io::Error| Error::io(path, "cannot be opened", error);
+        let failed = |error: Errno| Error::io(path, "cannot be opened", error.into());
         let found = match openat(CWD, path, flags, Mode::empty()) {
             Ok(found) => File::from(found),
-            Err(Errno::NOENT) => return Self::open(path),
-            Err(error) => return Err(failed(error.into())),
+            Err(Errno::NOENT) => return Ok(Self::new(path, None)),
+            Err(error) => return Err(failed(error)),
         };
-        let metadata = found.metadata().map_err(failed)?;
+        let metadata = found.metadata().map_err(|error| Error::io(path, "cannot be examined", error))?;
         if !metadata.is_symlink() {
             return Self::open_at(path, &opened(&found));
         }
@@ -85,26 +80,25 @@ impl BlobStore {
                 .advise("give the link to root (chown -h), or name the place itself with --blob-dir"));
         }
         // The link that was judged, whatever stands in its place by now.
-        let target = readlinkat(&found, "", Vec::new()).map_err(|error| failed(error.into()))?;
+        let target = readlinkat(&found, "", Vec::new()).map_err(failed)?;
         Self::open_at(path, &path.with_file_name(OsStr::from_bytes(target.to_bytes())))
     }
 
     fn open_at(path: &Path, place: &Path) -> Result<Self, Error> {
-        let directory = match OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(place) {
-            Ok(directory) => Some(directory),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink()) {
-                    return Err(Error::io(path, "is a symbolic link to a place that is missing", error)
-                        .advise("mount the disk that it leads to, or correct the link"));
-                }
-                None
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(place);
+        let directory = opened.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT) => Error::io(path, "is a symbolic link to a place that is missing", error)
+                .advise("mount the disk that it leads to, or correct the link"),
+            Some(libc::ENOTDIR | libc::ELOOP) => {
+                Error::io(path, "is no blob store", error).advise("move it away, or name the store with --blob-dir")
             }
-            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-                return Err(Error::io(path, "is no blob store", error));
-            }
-            Err(error) => return Err(Error::io(path, "cannot be opened", error)),
-        };
-        Ok(Self { path: path.to_owned(), directory, directories: [const { OnceLock::new() }; 256] })
+            _ => Error::io(path, "cannot be opened", error),
+        })?;
+        Ok(Self::new(path, Some(directory)))
+    }
+
+    fn new(path: &Path, directory: Option<File>) -> Self {
+        Self { path: path.to_owned(), directory, directories: [const { OnceLock::new() }; 256] }
     }
 
     /// Where it is.
@@ -183,14 +177,15 @@ impl BlobStore {
     /// Sets the time of modification of a blob to now, if it is there.
     ///
     /// # Errors
-    /// If that can't be done.
-    pub(super) fn refresh(&self, digest: &Digest) -> Result<(), Error> {
-        let Some(directory) = self.directory_of(digest.first())? else { return Ok(()) };
+    /// If that can't be done, because it belongs to somebody else say.
+    pub(super) fn refresh(&self, digest: &Digest) -> io::Result<()> {
+        // What can't be opened is told by whoever reads it.
+        let Ok(Some(directory)) = self.directory_of(digest.first()) else { return Ok(()) };
         let only = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
         let now = Timestamps { last_access: only(UTIME_OMIT), last_modification: only(UTIME_NOW) };
         match utimensat(directory, digest.to_string(), &now, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(error) => Err(Error::io(&self.path_of(digest), "cannot be given a new time", error.into())),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -181,7 +181,7 @@ struct Look<'a> {
 
 impl Look<'_> {
     fn add_queue(&mut self, path: &Path, file: &File, size: u64) -> Result<(), Error> {
-        let (reference, artifact_ref) = (Finder::new("blob/"), Finder::new(ARTIFACT_REF));
+        let (reference, artifact_ref) = (Finder::new("blob"), Finder::new(ARTIFACT_REF));
         let (mut splitter, mut number, mut result) = (LineSplitter::new(self.options.max_line), 0, Ok(()));
         let mut read = for_each_chunk(file, 0..size, self.options.buffer, |chunk| {
             splitter.push(chunk, |line| {

@@ -87,8 +87,6 @@ struct Share {
 
 /// So many files of a thread are flushed together. All are open until then.
 const MAX_BATCH: usize = 32;
-/// How many threads write or wait for the disk. Each takes memory for some values.
-const WRITERS: usize = 4;
 /// How many bytes are compared at once.
 const COMPARED: usize = 16 * 1024;
 const FILE_MODE: u32 = 0o640;
@@ -108,18 +106,20 @@ impl BlobWriter {
         let owner =
             fs::metadata(queue_directory).map_err(|error| Error::io(queue_directory, "cannot be examined", error))?;
         let is_new = make_directory(CWD, path).map_err(failed)?;
-        let store = BlobStore::open_trusted(path)?;
+        let store = BlobStore::open(path)?;
         adopt(store.directory()?, is_new, &owner).map_err(failed)?;
         let lock = store.lock(timeout, lock::Mode::Shared)?;
         Ok(Self { store, lock, owner, progress: Mutex::default() })
     }
 
-    /// Puts what `next` has, until it has nothing more. When this returns, all of it is on disk and a line may refer to it.
+    /// Puts what `next` has, until it has nothing more, with so many threads. When this returns, all of it is on disk and a line may refer to
+    /// it.
     ///
     /// # Errors
     /// Those of `next`. If a blob can't be written: what is only half written is then gone.
     pub(super) fn put_all(
         self,
+        threads: usize,
         next: impl Fn() -> Result<Option<Vec<String>>, Error> + Sync,
     ) -> Result<Durable, Error> {
         let has_failed = AtomicBool::new(false);
@@ -131,12 +131,12 @@ impl BlobWriter {
             }
             self.flush(share)
         };
-        let shares = in_parallel(&[(); WRITERS], |()| {
+        let shares = in_parallel(&vec![(); threads.max(1)], |()| {
             let mut share = Share::default();
             let done = work(&mut share).inspect_err(|_| has_failed.store(true, Ordering::Relaxed));
             done.map(|()| share)
         })?;
-        self.flush_directories()?;
+        self.flush_directories(threads)?;
 
         let Progress { put, .. } = self.progress.into_inner().unwrap_or_else(PoisonError::into_inner);
         let blobs = put.into_iter().collect();
@@ -199,7 +199,12 @@ impl BlobWriter {
         if size != content.len() as u64 || !holds(&file, content).map_err(failed)? {
             return Ok(Some(false));
         }
-        self.store.refresh(digest)?;
+        match self.store.refresh(digest) {
+            // Another user's, which may be replaced by one of ours.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
+            refreshed => refreshed
+                .map_err(|error| Error::io(&self.store.path_of(digest), "cannot be given a new time", error))?,
+        }
         // Perhaps somebody has just copied it here.
         file.sync_all().map_err(|error| self.write_error(digest, error))?;
         Ok(Some(true))
@@ -248,12 +253,12 @@ impl BlobWriter {
     }
 
     /// Brings the names of all blobs to the disk that were put, those that were there already too: who put them may not have come so far.
-    fn flush_directories(&self) -> Result<(), Error> {
+    fn flush_directories(&self, threads: usize) -> Result<(), Error> {
         let failed = |path: &Path, error| Error::io(path, "cannot be flushed to disk", error).note(UNTOUCHED);
         let store = self.store.path();
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let firsts: Vec<u8> = progress.directories.iter().copied().collect();
-        let groups: Vec<&[u8]> = firsts.chunks(firsts.len().div_ceil(WRITERS).max(1)).collect();
+        let groups: Vec<&[u8]> = firsts.chunks(firsts.len().div_ceil(threads.max(1)).max(1)).collect();
         in_parallel(&groups, |firsts| {
             firsts.iter().try_for_each(|first| {
                 let path = store.join(format!("{first:02x}"));
@@ -307,8 +312,10 @@ fn adopt(directory: &File, is_new: bool, owner: &Metadata) -> io::Result<()> {
     let is_empty = || -> io::Result<bool> {
         Ok(Dir::read_from(directory)?.all(|entry| entry.is_ok_and(|entry| is_ours(entry.file_name()))))
     };
-    let is_roots = rustix::process::geteuid().is_root() && directory.metadata()?.uid() == 0 && owner.uid() != 0;
-    if is_new || is_roots && is_empty()? {
+    let found = directory.metadata()?;
+    let is_roots = rustix::process::geteuid().is_root() && found.uid() == 0 && owner.uid() != 0;
+    // A mode that no umask makes of ours was somebody's intention.
+    if is_new || is_roots && found.mode() & 0o7777 & !DIRECTORY_MODE == 0 && is_empty()? {
         attributes::give_to_owner_of(directory, owner)?;
         directory.set_permissions(Permissions::from_mode(DIRECTORY_MODE))?;
     }

@@ -76,6 +76,8 @@ impl fmt::Display for Error {
         let by_cause = |source: &io::Error| match source.kind() {
             io::ErrorKind::PermissionDenied => Some("give this user access to it"),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some("make room for it"),
+            io::ErrorKind::ReadOnlyFilesystem => Some("mount its file system for writing"),
+            io::ErrorKind::FileTooLarge => Some("raise the limit on the size of files (ulimit -f)"),
             _ => None,
         };
         let advice = self.advice.or_else(|| self.source.as_ref().and_then(by_cause));

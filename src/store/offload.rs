@@ -157,8 +157,9 @@ struct Survey {
 /// Puts the values of records in a range of the queue that are too large into the store.
 fn put(files: &QueueFiles, options: &ReadOptions, rule: Rule, range: Range<u64>) -> Result<Durable, Error> {
     let writer = BlobWriter::open(&files.blobs, &directory_of(&files.queue), options.lock_timeout)?;
+    let worth_starting = usize::try_from((range.end - range.start) / options.min_segment.max(1)).unwrap_or(usize::MAX);
     let start = Mutex::new(range.start);
-    writer.put_all(|| {
+    writer.put_all(worth_starting.min(MAX_WRITERS), || {
         let mut start = start.lock().unwrap_or_else(PoisonError::into_inner);
         if *start >= range.end {
             return Ok(None);
@@ -171,6 +172,8 @@ fn put(files: &QueueFiles, options: &ReadOptions, rule: Rule, range: Range<u64>)
     })
 }
 
+/// How many threads write blobs or wait for the disk at most, whatever the number of processors. Each takes memory for some values.
+const MAX_WRITERS: usize = 4;
 /// So many bytes of values a thread takes at once, or those of one line.
 const MAX_READ: usize = 128 * 1024;
 /// A thread looks for them in so much of the queue at once, or in one line.

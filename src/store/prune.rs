@@ -27,7 +27,7 @@ use crate::format::time::Timestamp;
 /// If anything can't be read that might refer to a blob: nothing is removed then. If a blob can't be removed.
 pub fn prune(files: &QueueFiles, lock_timeout: Duration, limit: Timestamp) -> Result<BlobUsage, Error> {
     let mut usage = BlobUsage::default();
-    let store = BlobStore::open_trusted(&files.blobs)?;
+    let store = BlobStore::open(&files.blobs)?;
     store.remove_abandoned();
     let Some(mut old) = Old::unwanted(files, &store, lock_timeout, limit, Refresh::Yes)? else { return Ok(usage) };
     // In this order, which is also that of those who put.
