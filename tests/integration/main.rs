@@ -13,6 +13,7 @@
 )]
 
 mod beside_writers;
+mod blob_commands;
 mod compact_attributes;
 mod compact_crash;
 mod compact_power_cut;
@@ -27,7 +28,9 @@ mod generations;
 mod hostile_labels;
 mod kill_and_inject;
 mod line_numbers;
+mod offload_failures;
 mod offload_readme;
+mod offload_settings;
 mod offload_values;
 mod services;
 mod settings;

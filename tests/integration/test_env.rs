@@ -28,6 +28,7 @@ pub(crate) const EARLIER_SECONDS: f64 = 1_795_953_585.0;
 const EXPORTER: &str = env!("CARGO_BIN_EXE_handoff-exporter");
 const COMPACT: &str = env!("CARGO_BIN_EXE_handoff-compact");
 const OFFLOAD: &str = env!("CARGO_BIN_EXE_handoff-offload");
+const HANDOFF: &str = env!("CARGO_BIN_EXE_handoff");
 /// No run takes this long unless it hangs.
 const HANG: Duration = Duration::from_secs(120);
 /// Debian's `nobody` and `nogroup`.
@@ -104,6 +105,25 @@ impl TestEnv {
     /// Offload without arguments.
     pub(crate) fn bare_offload(&self) -> Command {
         self.command(OFFLOAD)
+    }
+
+    /// Offload of `queue.jsonl`, with metrics in the textfile directory.
+    pub(crate) fn offload(&self) -> Command {
+        let mut command = self.bare_offload();
+        command.args(["--queue", "queue.jsonl", "--textfile-dir", "textfile", "--now", NOW]);
+        command
+    }
+
+    /// `handoff` without arguments.
+    pub(crate) fn bare_handoff(&self) -> Command {
+        self.command(HANDOFF)
+    }
+
+    /// `handoff blob` with a verb and what is given to it, for `queue.jsonl`.
+    pub(crate) fn handoff_blob(&self, verb: &str) -> Command {
+        let mut command = self.bare_handoff();
+        command.args(["blob", verb, "--queue", "queue.jsonl"]);
+        command
     }
 
     pub(crate) fn to_stdout(&self) -> Command {
