@@ -684,3 +684,15 @@ fn who_says_too_little_is_told_what_can_be_said() {
     let odd = format!("{}\n", sha256("text"));
     assert_message(&mut cat(&env, &odd), 2, "neither blob/<aa>/<sha256> nor 64 lower-case hex digits");
 }
+
+#[test]
+fn a_handle_with_escapes_refers_to_its_blob_too() {
+    let env = TestEnv::new();
+    let escaped =
+        |content: &str| moved("one", &[content]).replace(&reference(content), &reference(content).replace('/', "\\/"));
+    env.write("queue.jsonl", escaped("there") + &escaped("gone"));
+    plant(&env, "there", "there");
+    let found = check_json(&env, 1, "escapes");
+    assert_eq!(found["missing"], json!([{ "artifact_ref": reference("gone"), "file": "queue.jsonl", "line": 2 }]));
+    assert_eq!(found["orphaned"], json!([]));
+}

@@ -1294,3 +1294,98 @@ fn what_was_there_before_is_not_given_away_because_only_its_owner_may_use_it() {
         }
     }
 }
+
+#[test]
+fn nobody_looks_behind_another_users_link() {
+    let env = scene_with_another_users_link();
+    let (mut dry, mut cat, mut exporter) = (env.offload(), env.handoff_blob("cat"), env.to_stdout());
+    dry.arg("--dry-run");
+    cat.arg(sha256("text"));
+    exporter.arg("--quiet");
+    for command in [env.offload(), dry, cat, env.handoff_blob("check"), env.handoff_blob("stats"), exporter] {
+        let context = format!("{command:?}");
+        let run = run_without_looking_elsewhere(&env, &command, &context);
+        assert_eq!(run.code, Some(74), "{context}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn an_ordinary_users_umask_may_be_anything() {
+    needs_root();
+    for umask in ["0177", "0277", "0777"] {
+        let env = agents();
+        let command = on_agents(&env, offload_as(&env, WORKER, &[AGENTS]), &[]);
+        succeed(&mut with_umask(&env, umask, &command));
+        assert_made_for(&env.path("agents/blob"), (WORKER, AGENTS), umask);
+    }
+}
+
+#[test]
+fn another_users_blob_with_the_same_content_is_no_obstacle() {
+    needs_root();
+    let env = agents();
+    let store = env.path("agents/blob");
+    let place = env.path("agents").join(reference(large('x')));
+    fs::create_dir_all(place.parent().unwrap()).unwrap();
+    fs::write(&place, large('x')).unwrap();
+    set_mode(&place, 0o640);
+    // A store for a group, in which each member's blobs are that member's.
+    for path in [&store, &place.parent().unwrap().to_owned(), &place] {
+        chown(path, Some(STRANGER), Some(AGENTS)).unwrap();
+        if path.is_dir() {
+            set_mode(path, 0o2770);
+        }
+    }
+    let run = run(&mut on_agents(&env, offload_as(&env, WORKER, &[AGENTS]), &[]));
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert!(fs::read_to_string(&place).unwrap() == large('x'));
+}
+
+#[test]
+fn each_refusal_says_what_to_do() {
+    let advises = |run: &Run, context: &str| {
+        assert_eq!(run.code, Some(74), "{context}: {}", run.stderr);
+        // What an error of the system's ends with is no advice.
+        let line = run.stderr.lines().next().unwrap();
+        let advice = line.rsplit(": ").next().unwrap();
+        assert!(
+            !advice.ends_with(')') && !advice.contains("not found") && !advice.contains("as it was"),
+            "{context}: {line}"
+        );
+    };
+    let kinds: [Plant; 5] = [
+        ("a dangling link", |_, path| symlink("elsewhere/store", path).unwrap()),
+        ("a regular file", |_, path| fs::write(path, "text").unwrap()),
+        ("a FIFO", |_, path| mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap()),
+        ("a link to itself", |_, path| symlink("blob", path).unwrap()),
+        ("a directory in a blob's place", |env, _| fs::create_dir_all(env.path(reference(large('x')))).unwrap()),
+    ];
+    for (kind, make) in kinds {
+        let env = scene();
+        make(&env, &env.path("blob"));
+        advises(&run(&mut env.offload()), kind);
+    }
+    let env = scene();
+    advises(&run(env.offload().args(["--blob-dir", "nowhere/blob"])), "no directory for the store");
+    fs::create_dir(env.path("store")).unwrap();
+    let mounts = MountNamespace::new(&env, "mount -t tmpfs tmpfs store; mount -o remount,ro store");
+    let read_only = run(&mut mounts.inside(&env, &offload_now(&env, &["--blob-dir", "store"])));
+    advises(&read_only, "a read-only store");
+    let mut sh = env.command(tool("sh", "dash"));
+    sh.args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh"]);
+    advises(&run(&mut under(sh, &env.offload())), "a limit on the size of files");
+}
+
+/// Only what a killed run could have left is like new: a mode that no umask makes of 0750 was somebody's intention.
+#[test]
+fn an_empty_store_that_root_has_made_keeps_a_mode_that_we_would_not_give() {
+    needs_root();
+    for intended in [0o2770, 0o755, 0o1777] {
+        let env = agents();
+        fs::create_dir(env.path("agents/blob")).unwrap();
+        chown(env.path("agents/blob"), Some(0), Some(AGENTS)).unwrap();
+        set_mode(&env.path("agents/blob"), intended);
+        succeed(&mut on_agents(&env, env.offload(), &[]));
+        assert_eq!((mode(&env.path("agents/blob")), owner(&env.path("agents/blob"))), (intended, (0, AGENTS)));
+    }
+}

@@ -1575,3 +1575,12 @@ fn a_link_that_leads_nowhere_does_not_keep_everything_from_being_pruned() {
         assert_eq!(json_of(&succeed(env.offload().arg("--json")))["pruned"]["objects"], 1, "{target}");
     }
 }
+
+#[test]
+fn a_busy_lock_is_waited_for_and_told_only_once() {
+    let env = env_with_old_blobs(&["orphan"]);
+    let (_holder, _) = hold_lock(&env, "queue.lock", "exclusive");
+    let busy = run(env.offload().args(["--lock-timeout", "1s"]));
+    assert_eq!((busy.code, busy.stderr.lines().count()), (Some(75), 1), "{}", busy.stderr);
+    assert!(busy.took < Duration::from_millis(1_800), "{:?}", busy.took);
+}
