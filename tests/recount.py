@@ -751,7 +751,7 @@ def ledger_of(doc):
     return names, cells, tokens, offsets
 
 
-REFERENCE = re.compile(rb"(?=blob/([0-9a-f]{2})/(\1[0-9a-f]{62})(?![0-9a-f]))")
+REFERENCE = re.compile(rb"(?=blob\\?/([0-9a-f]{2})\\?/(\1[0-9a-f]{62})(?![0-9a-f]))")
 
 
 def number_of_nacks(doc):

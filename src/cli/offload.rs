@@ -93,10 +93,10 @@ fn run(arguments: &Arguments) -> Exit {
     // First what goes, for it makes room.
     let prune = if is_preview { prune::preview } else { prune::prune };
     let pruned = prune(&files, timeout, limit);
-    let is_busy = pruned.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy);
+    let is_busy = pruned.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy && error.path() == files.lock);
     let pruned = job.check(pruned);
     let done = match is_preview {
-        // Who has waited for a lock in vain need not do so again.
+        // Who has waited for the lock in vain need not do so again.
         _ if is_busy => None,
         true => Some(preview(&files, &options, rule)),
         false => Some(offload(&files, &options, rule, now)),

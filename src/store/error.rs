@@ -56,6 +56,12 @@ impl Error {
         Self { line: Some(line), ..self }
     }
 
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The class of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -77,7 +83,7 @@ impl fmt::Display for Error {
             io::ErrorKind::PermissionDenied => Some("give this user access to it"),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some("make room for it"),
             io::ErrorKind::ReadOnlyFilesystem => Some("mount its file system for writing"),
-            io::ErrorKind::FileTooLarge => Some("raise the limit on the size of files (ulimit -f)"),
+            io::ErrorKind::FileTooLarge => Some("raise the limit on the size of files, ulimit -f"),
             _ => None,
         };
         let advice = self.advice.or_else(|| self.source.as_ref().and_then(by_cause));

@@ -445,7 +445,7 @@ fn people_are_told_the_same() {
         missing("gone in the tail", "queue.jsonl"),
         missing("gone too", &reference(nested())),
         format!(
-            "corrupt {0}: {0}: is damaged: its 9000 bytes have the SHA-256 {1}: restore it from a backup",
+            "corrupt {0}: is damaged: its 9000 bytes have the SHA-256 {1}: restore it from a backup",
             reference(torn().0),
             sha256(torn().1)
         ),

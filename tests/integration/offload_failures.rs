@@ -1310,9 +1310,9 @@ fn nobody_looks_behind_another_users_link() {
 }
 
 #[test]
-fn an_ordinary_users_umask_may_be_anything() {
+fn an_ordinary_users_umask_may_be_odd() {
     needs_root();
-    for umask in ["0177", "0277", "0777"] {
+    for umask in ["0177", "0277"] {
         let env = agents();
         let command = on_agents(&env, offload_as(&env, WORKER, &[AGENTS]), &[]);
         succeed(&mut with_umask(&env, umask, &command));
