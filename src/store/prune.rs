@@ -32,9 +32,11 @@ pub fn prune(files: &QueueFiles, lock_timeout: Duration, limit: Timestamp) -> Re
     let Some(mut old) = Old::unwanted(files, &store, lock_timeout, limit, Refresh::Yes)? else { return Ok(usage) };
     // In this order, which is also that of those who put.
     let _store = store.lock(lock_timeout, Mode::Exclusive)?;
+    // Nobody puts now. Other queues come first: while their locks are waited for, ours is free.
+    old.spare_what_files_refer_to(files, Files::All, lock_timeout)?;
     let queue = ExclusiveLock::acquire(files, lock_timeout)?;
-    old.spare_what_files_refer_to(files, lock_timeout)?;
-    old.spare_what_blobs_refer_to(&store, Some(old.newest))?;
+    old.spare_what_files_refer_to(files, Files::WithoutLocksOfTheirOwn, lock_timeout)?;
+    old.spare_what_blobs_refer_to(&store, Blobs::New)?;
     if !queue.is_effective()? {
         return Err(read_error(queue.path(), io::ErrorKind::NotFound.into()));
     }
@@ -74,19 +76,43 @@ pub(super) fn for_each_unwanted(
     old.map_or(Ok(()), |mut old| old.for_each_unwanted(&store, limit, each))
 }
 
-/// The blobs that are old enough to go.
+/// The blobs that were in the store at first, and whether they are old enough to go.
 ///
 /// They are known by the first 64 bits of their digests, which takes half of the memory. Should two be the same, both stay if one does.
 struct Old {
-    /// In order; with each whether it is wanted, as far as is known.
-    blobs: Vec<(u64, bool)>,
-    /// When the last blob of all was put.
-    newest: Timestamp,
+    /// In order.
+    blobs: Vec<(u64, State)>,
     refresh: Refresh,
     /// Blobs that turned out to be wanted: what they refer to is yet to be found out.
     spared: Vec<Digest>,
     /// Files that have been read, and what they were then.
     read: BTreeMap<PathBuf, Version>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    /// Old, and as far as is known nothing refers to it.
+    Unwanted,
+    /// Old, and something refers to it.
+    Wanted,
+    /// Not old.
+    Young,
+}
+
+/// Which files are looked into.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Files {
+    All,
+    /// The queue that is pruned for, and those that no workers rewrite under another lock.
+    WithoutLocksOfTheirOwn,
+}
+
+/// Which blobs are looked into, of those that stay.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Blobs {
+    All,
+    /// Those that were not there at first.
+    New,
 }
 
 /// Whether old blobs that other blobs refer to get a new time: not being old, they need not be looked for in all blobs again before long.
@@ -131,50 +157,53 @@ impl Old {
         }
         let mut old = Self::list(store, limit, refresh)?;
         if old.has_unwanted() {
-            let spare = || old.spare_what_files_refer_to(files, lock_timeout);
+            let spare = || old.spare_what_files_refer_to(files, Files::All, lock_timeout);
             lock::shared(&files.lock, lock_timeout, spare)?;
         }
         if old.has_unwanted() {
-            old.spare_what_blobs_refer_to(store, None)?;
+            old.spare_what_blobs_refer_to(store, Blobs::All)?;
         }
         Ok(old.has_unwanted().then_some(old))
     }
 
     fn list(store: &BlobStore, limit: Timestamp, refresh: Refresh) -> Result<Self, Error> {
-        let (mut blobs, mut newest) = (Vec::new(), Timestamp::from_micros(i64::MIN));
+        let mut blobs = Vec::new();
         store.for_each(|blob| {
-            if blob.modified < limit {
-                blobs.push((blob.digest.prefix(), false));
-            }
-            newest = newest.max(blob.modified);
+            let state = if blob.modified < limit { State::Unwanted } else { State::Young };
+            blobs.push((blob.digest.prefix(), state));
             Ok(())
         })?;
         blobs.sort_unstable();
-        Ok(Self { blobs, newest, refresh, spared: Vec::new(), read: BTreeMap::new() })
+        Ok(Self { blobs, refresh, spared: Vec::new(), read: BTreeMap::new() })
     }
 
     fn has_unwanted(&self) -> bool {
-        self.blobs.iter().any(|(_, is_wanted)| !is_wanted)
+        self.blobs.iter().any(|(_, state)| *state == State::Unwanted)
     }
 
-    /// Whether a blob is wanted, as far as is known; `None` if it isn't old.
-    fn is_wanted(&mut self, digest: &Digest) -> Option<&mut bool> {
+    /// `None` if it was not there at first.
+    fn state(&mut self, digest: &Digest) -> Option<&mut State> {
         let prefix = digest.prefix();
         let index = self.blobs.partition_point(|(other, _)| *other < prefix);
-        self.blobs.get_mut(index).filter(|(other, _)| *other == prefix).map(|(_, is_wanted)| is_wanted)
+        self.blobs.get_mut(index).filter(|(other, _)| *other == prefix).map(|(_, state)| state)
     }
 
     /// Spares a blob, and says whether it was not known to be wanted.
     fn spare(&mut self, digest: Digest) -> bool {
-        let Some(is_wanted @ false) = self.is_wanted(&digest) else { return false };
-        *is_wanted = true;
+        let Some(state @ State::Unwanted) = self.state(&digest) else { return false };
+        *state = State::Wanted;
         self.spared.push(digest);
         true
     }
 
     /// Spares what files beside the queue refer to: the queue itself, generations, temporary files, other queues that share the store,
     /// somebody's copies.
-    fn spare_what_files_refer_to(&mut self, files: &QueueFiles, lock_timeout: Duration) -> Result<(), Error> {
+    fn spare_what_files_refer_to(
+        &mut self,
+        files: &QueueFiles,
+        which: Files,
+        lock_timeout: Duration,
+    ) -> Result<(), Error> {
         let Some(queue) = OpenQueue::open(files)? else {
             return Err(read_error(&files.queue, io::ErrorKind::NotFound.into()));
         };
@@ -187,7 +216,7 @@ impl Old {
         for directory in directories {
             for entry in fs::read_dir(&directory).map_err(|error| unreadable(&directory, error))? {
                 let path = entry.map_err(|error| unreadable(&directory, error))?.path();
-                self.spare_what_file_refers_to(&path, files, lock_timeout)?;
+                self.spare_what_file_refers_to(&path, &queue, files, which, lock_timeout)?;
             }
         }
         Ok(())
@@ -196,7 +225,9 @@ impl Old {
     fn spare_what_file_refers_to(
         &mut self,
         path: &Path,
+        queue: &OpenQueue,
         files: &QueueFiles,
+        which: Files,
         lock_timeout: Duration,
     ) -> Result<(), Error> {
         let failed = |error| unreadable(path, error);
@@ -208,25 +239,30 @@ impl Old {
             let Some(file) = open_file(path).map_err(failed)? else { return Ok(()) };
             let version = Version::of(&file.metadata().map_err(failed)?);
             // Files of the kernel's have no length, and reading them may never end.
-            if version.len == 0 || path != files.queue && self.read.get(path) == Some(&version) {
+            let is_queue = version.identity == identity(&queue.metadata);
+            if version.len == 0 || !is_queue && self.read.get(path) == Some(&version) {
                 return Ok(());
             }
-            for_each_reference(file, path, |digest| {
+            // What is added meanwhile is no end of it: perhaps somebody writes down what we do.
+            for_each_reference(file.take(version.len), path, |digest| {
                 self.spare(digest);
             })?;
             self.read.insert(path.to_owned(), version);
             Ok(())
         };
-        if is_other { lock::shared(&other, lock_timeout, read).map(|((), _)| ()) } else { read() }
+        match which {
+            _ if !is_other => read(),
+            Files::All => lock::shared(&other, lock_timeout, read).map(|((), _)| ()),
+            Files::WithoutLocksOfTheirOwn => Ok(()),
+        }
     }
 
-    /// Spares what blobs refer to that stay, and what these refer to, and so on; of those that have been looked into before only what was
-    /// put `since`.
-    fn spare_what_blobs_refer_to(&mut self, store: &BlobStore, since: Option<Timestamp>) -> Result<(), Error> {
-        store.for_each(|blob| {
-            let stays = self.is_wanted(&blob.digest).is_none_or(|is_wanted| *is_wanted);
-            let is_new = since.is_none_or(|since| blob.modified >= since);
-            if stays && is_new { self.spare_what_blob_refers_to(store, &blob.digest) } else { Ok(()) }
+    /// Spares what blobs refer to that stay, and what these refer to, and so on.
+    fn spare_what_blobs_refer_to(&mut self, store: &BlobStore, which: Blobs) -> Result<(), Error> {
+        store.for_each(|blob| match self.state(&blob.digest) {
+            Some(State::Unwanted) => Ok(()),
+            Some(_) if which == Blobs::New => Ok(()),
+            _ => self.spare_what_blob_refers_to(store, &blob.digest),
         })?;
         while let Some(digest) = self.spared.pop() {
             self.spare_what_blob_refers_to(store, &digest)?;
@@ -252,7 +288,7 @@ impl Old {
         mut each: impl FnMut(Blob) -> Result<(), Error>,
     ) -> Result<(), Error> {
         store.for_each(|blob| {
-            let is_unwanted = self.is_wanted(&blob.digest).is_some_and(|is_wanted| !*is_wanted);
+            let is_unwanted = self.state(&blob.digest) == Some(&mut State::Unwanted);
             if is_unwanted && blob.modified < limit { each(blob) } else { Ok(()) }
         })
     }
@@ -277,7 +313,7 @@ fn open_file(path: &Path) -> io::Result<Option<File>> {
 }
 
 /// Passes on the blobs that a file refers to.
-fn for_each_reference(mut file: File, path: &Path, mut each: impl FnMut(Digest)) -> Result<(), Error> {
+fn for_each_reference(mut file: impl Read, path: &Path, mut each: impl FnMut(Digest)) -> Result<(), Error> {
     let (mut digests, mut buffer) = (Digests::default(), vec![0; BUFFER]);
     loop {
         let read = uninterrupted(|| file.read(&mut buffer)).map_err(|error| unreadable(path, error))?;

@@ -2,22 +2,23 @@
 //!
 //! `LONG=1` sweeps more pairs of kills.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{XattrFlags, getxattr, setxattr};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::exposition::{Samples, differences, parse, sum, value};
-use crate::kill_and_inject::{Call, calls_in};
-use crate::test_env::{Background, Run, TestEnv, in_tests, is_root, mode, python, record, run, start, tool};
+use crate::holdings::{assert_same_lines, holdings, is_ledger, pieces, sorted};
+use crate::kill_and_inject::Call;
+use crate::strace::{self, Tally, add, changes_something, context_of, deed, fail_with, own_calls, place, stop_after};
+use crate::test_env::{
+    Background, Run, TestEnv, append, copy_of, in_tests, is_root, mode, names_in, python, record, run, start,
+};
 use crate::validator::assert_valid;
 
 // The scene: a queue with everything in it, and everything around it that earlier runs and dead writers can leave.
@@ -294,7 +295,7 @@ impl Scene {
         let context = format!("{context}: at last");
         let stage = self.assert_whole(env, &context);
         assert_eq!(stage.name, "last", "{context}");
-        assert_eq!(names(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "{context}");
+        assert_eq!(names_in(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "{context}");
         assert_eq!(env.textfile_names(), ["handoff_compact.prom"], "{context}");
         let samples = compact_samples(env).unwrap();
         let value = |name| count(value(&samples, name, &[]));
@@ -302,21 +303,6 @@ impl Scene {
         let removed = (value("handoff_compact_removed_records_total"), value("handoff_compact_reclaimed_bytes_total"));
         assert_eq!(removed, self.removed, "{context}");
     }
-}
-
-/// Copies a directory by another process. Had we the copy open for writing, then a program that another test starts just then
-/// could have it open for a moment, and there would be no lease.
-fn copy_of(env: &TestEnv) -> TestEnv {
-    let copy = TestEnv::new();
-    let run = run(env.command("cp").arg("-a").arg(".").arg(copy.path("")));
-    assert_eq!(run.code, Some(0), "{}", run.stderr);
-    copy
-}
-
-/// Appends to a file as a process of its own, which opens it just for that.
-fn append(env: &TestEnv, name: &str, text: &str) {
-    let run = run(env.command("sh").args(["-c", r#"printf %s "$1" >>"$2""#, "sh", text, name]));
-    assert_eq!(run.code, Some(0), "{}", run.stderr);
 }
 
 /// What must not change, whatever moves from the queue to the ledger.
@@ -341,14 +327,6 @@ fn compact_samples(env: &TestEnv) -> Option<Samples> {
     Some(parse(&contents))
 }
 
-/// The names in a directory, in order.
-fn names(directory: &Path) -> Vec<String> {
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
-    let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(name).collect();
-    names.sort();
-    names
-}
-
 fn assert_attributes(env: &TestEnv, context: &str) {
     let queue = env.path("queue.jsonl");
     let metadata = fs::symlink_metadata(&queue).unwrap();
@@ -361,146 +339,23 @@ fn assert_attributes(env: &TestEnv, context: &str) {
     assert_eq!(&note[..length], NOTE, "{context}: attribute");
 }
 
-fn is_ledger(line: &[u8]) -> bool {
-    line.starts_with(br#"{"id":"ledger","#)
-}
-
-/// Bytes cut at each `\n`; what follows the last one is a piece too if there is anything.
-fn pieces(bytes: &[u8]) -> Vec<Vec<u8>> {
-    let mut pieces: Vec<_> = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
-    pieces.pop_if(|end| end.is_empty());
-    pieces
-}
-
-/// All lines, but ledger lines, of the queue and of its generations from their offsets on, with unterminated ends.
-fn holdings(env: &TestEnv, context: &str) -> Vec<Vec<u8>> {
-    let queue = env.path("queue.jsonl");
-    let (ledgers, mut lines): (Vec<_>, Vec<_>) =
-        pieces(&fs::read(&queue).unwrap()).into_iter().partition(|line| is_ledger(line));
-    let mut offsets = BTreeMap::new();
-    for ledger in ledgers {
-        let ledger: Value = serde_json::from_slice(&ledger).expect("a ledger line");
-        for (number, offset) in ledger["payload"]["generations"].as_object().expect("offsets") {
-            let largest = offsets.entry(number.clone()).or_insert(0);
-            *largest = offset.as_u64().unwrap().max(*largest);
-        }
-    }
-    for name in names(&env.path("")) {
-        let Some(number) = name.strip_prefix("queue.gen.") else { continue };
-        let path = env.path(&name);
-        if fs::metadata(&path).unwrap().ino() == fs::metadata(&queue).unwrap().ino() {
-            continue;
-        }
-        let offset = offsets.get(number).unwrap_or_else(|| panic!("{context}: no ledger lists {name}"));
-        lines.extend(pieces(&fs::read(&path).unwrap()[usize::try_from(*offset).unwrap()..]));
-    }
-    lines
-}
-
-fn sorted(mut lines: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
-    lines.sort();
-    lines
-}
-
-fn assert_same_lines(actual: Vec<Vec<u8>>, expected: Vec<Vec<u8>>, context: &str) {
-    let (actual, expected) = (sorted(actual), sorted(expected));
-    let text = |lines: &[Vec<u8>]| lines.iter().map(|line| String::from_utf8_lossy(line) + "\n").collect::<String>();
-    assert!(actual == expected, "{context}: the lines are\n{}and not\n{}", text(&actual), text(&expected));
-}
-
 // Traces.
 
-/// Compaction under strace(1), with these arguments for it. Its trace is written to the directory.
-fn under_strace(env: &TestEnv, arguments: &[&str]) -> Command {
-    let mut strace = env.command(tool("strace", "strace"));
-    strace.args(["-f", "-o", "trace"]).args(arguments);
-    let compact = env.compact();
-    strace.arg(compact.get_program()).args(compact.get_args()).arg("-q");
-    strace
+/// Compaction that says only what is wrong.
+fn quiet(env: &TestEnv) -> Command {
+    let mut compact = env.compact();
+    compact.arg("-q");
+    compact
 }
 
 /// Runs compaction under strace(1), and returns the trace too.
 fn traced(env: &TestEnv, arguments: &[&str]) -> (Run, String) {
-    let run = run(&mut under_strace(env, arguments));
-    (run, take_trace(env))
+    strace::traced(env, &quiet(env), arguments)
 }
 
-fn take_trace(env: &TestEnv) -> String {
-    let trace = fs::read_to_string(env.path("trace")).expect("strace(1) must be allowed to trace");
-    fs::remove_file(env.path("trace")).unwrap();
-    trace
-}
-
-/// The calls that a trace shows from the first that is compaction's own to the last before its end. What only concerns memory, or
-/// asks who we are, cannot be told from the call after it.
-fn own_calls(trace: &str) -> Vec<Call> {
-    let calls = calls_in(trace);
-    // The loader and the runtime come first. Compaction begins with its directory.
-    let start = calls.iter().position(|call| call.name.starts_with("stat") && call.line.contains("\".\""));
-    let start = start.expect("compaction looks at the queue's directory");
-    let passive =
-        ["brk", "mmap", "munmap", "mprotect", "mremap", "madvise", "sigaltstack", "getpid", "geteuid", "exit_group"];
-    calls.into_iter().skip(start).filter(|call| !passive.contains(&call.name.as_str())).collect()
-}
-
-/// Whether a call changes what is on the disk, or makes sure of it.
-fn changes_something(call: &Call) -> bool {
-    const CHANGES: &str = "write writev pwrite64 pwritev ftruncate fallocate copy_file_range fsync fdatasync link linkat rename \
-                           renameat renameat2 unlink unlinkat chown fchown chmod fchmod fsetxattr fremovexattr";
-    CHANGES.split(' ').any(|name| name == call.name) || call.line.contains("O_CREAT")
-}
-
-fn context_of(what: &str, call: &Call) -> String {
-    format!("{what} {} number {}: {}", call.name, call.number, call.line)
-}
-
-/// Continues a process that has been stopped; kills it if the test has failed by then.
-struct Stopped(Option<Pid>);
-
-impl Stopped {
-    fn go_on(mut self) {
-        kill_process(self.0.take().unwrap(), Signal::CONT).unwrap();
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        if let Some(pid) = self.0 {
-            // It may have ended by itself.
-            let _ = kill_process(pid, Signal::KILL);
-        }
-    }
-}
-
-/// The argument for strace(1) that stops a process right after a call, which is told by its name and number, or by `1+` for all.
-fn stop_after(name: &str, number: &str) -> String {
-    format!("inject={name}:signal=STOP:when={number}")
-}
-
-/// Runs compaction under strace(1), with arguments that stop it; does `meanwhile` at each stop, which it is told the number of from
-/// 0 on. Returns the trace and the number of stops too.
-fn with_stops(env: &TestEnv, arguments: &[&str], mut meanwhile: impl FnMut(usize)) -> (Run, String, usize) {
-    const STOPPED: &str = " --- stopped by SIGSTOP ---";
-    let mut strace = under_strace(env, arguments);
-    let mut stops = 0;
-    let run = thread::scope(|scope| {
-        let running = scope.spawn(|| run(&mut strace));
-        loop {
-            let has_ended = running.is_finished();
-            let trace = fs::read_to_string(env.path("trace")).unwrap_or_default();
-            if let Some(line) = trace.lines().filter(|line| line.ends_with(STOPPED)).nth(stops) {
-                let pid = line.split_once(' ').unwrap().0.parse().unwrap();
-                let stopped = Stopped(Pid::from_raw(pid));
-                meanwhile(stops);
-                stops += 1;
-                stopped.go_on();
-            } else if has_ended {
-                return running.join().unwrap();
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-    });
-    (run, take_trace(env), stops)
+/// Runs compaction under strace(1), with arguments that stop it; see [`strace::with_stops`].
+fn with_stops(env: &TestEnv, arguments: &[&str], meanwhile: impl FnMut(usize)) -> (Run, String, usize) {
+    strace::with_stops(env, &quiet(env), arguments, meanwhile)
 }
 
 impl Scene {
@@ -529,18 +384,10 @@ impl Scene {
 
     /// Kills compaction before a call, and returns what stage the queue is at.
     fn kill_before(&self, env: &TestEnv, call: &Call, context: &str) -> &'static str {
-        let kill = format!("inject={}:signal=KILL:when={}", call.name, call.number);
-        let (killed, _) = self.traced(env, &["-e", &kill], &call.name);
+        let (killed, _) = self.traced(env, &["-e", &strace::kill_before(call)], &call.name);
         assert_eq!((killed.code, killed.signal), (None, Some(9)), "not {context}: {}", killed.stderr);
         self.assert_whole(env, context).name
     }
-}
-
-/// How often each thing was seen.
-type Tally = BTreeMap<String, usize>;
-
-fn add(tally: &mut Tally, what: &str) {
-    *tally.entry(what.to_owned()).or_default() += 1;
 }
 
 // Kills.
@@ -610,8 +457,7 @@ fn kill_again(scene: &Scene, first: &Call, stages: &mut Tally) {
     for second in own_calls(&trace).iter().filter(|call| changes_something(call)) {
         let context = format!("{context}; then {}", context_of("killed before", second));
         let env = copy_of(&killed);
-        let kill = format!("inject={}:signal=KILL:when={}", second.name, second.number);
-        let (killed, _) = traced(&env, &["-e", &kill]);
+        let (killed, _) = traced(&env, &["-e", &strace::kill_before(second)]);
         assert_eq!(killed.signal, Some(9), "not {context}: {}", killed.stderr);
         add(stages, &format!("{stage}, {}", scene.assert_whole(&env, &context).name));
         scene.assert_settles(&env, &context);
@@ -668,8 +514,7 @@ fn assert_fails_well(scene: &Scene, calls: &[Call], index: usize, error: &str) -
     let env = scene.copy();
     let inode = |name: &str| fs::metadata(env.path(name)).map(|metadata| metadata.ino()).ok();
     let before = inode("queue.jsonl");
-    let inject = format!("inject={}:error={error}:when={}", call.name, call.number);
-    let (run, trace) = scene.traced(&env, &["-e", &inject], &call.name);
+    let (run, trace) = scene.traced(&env, &["-e", &fail_with(error, call)], &call.name);
     assert!(trace.contains("(INJECTED)"), "not {context}");
 
     let stage = scene.assert_whole(&env, &context);
@@ -698,7 +543,7 @@ fn assert_fails_well(scene: &Scene, calls: &[Call], index: usize, error: &str) -
         "queue.gen.6" => stage.name != "settled",
         _ => true,
     };
-    assert_eq!(names(&env.path("")).iter().find(left), None, "{context}: it is left behind");
+    assert_eq!(names_in(&env.path("")).iter().find(left), None, "{context}: it is left behind");
     let mut in_textfile = env.textfile_names().into_iter();
     assert_eq!(in_textfile.find(|name| name != "handoff_compact.prom"), None, "{context}: it is left behind");
     scene.assert_settles(&env, &context);
@@ -750,7 +595,7 @@ fn what_cannot_even_be_cleaned_up_is_removed_by_the_next_run() {
     let (failed, _) = traced(&env, &["-e", "inject=renameat:error=EIO:when=1", "-e", &unlink]);
     assert_eq!(failed.code, Some(74), "{}", failed.stderr);
     assert_eq!(scene.assert_whole(&env, "without cleaning up").name, "old");
-    let left = names(&env.path(""));
+    let left = names_in(&env.path(""));
     assert!(left.contains(&"queue.gen.5".to_owned()) && left[0].starts_with(".queue.jsonl."), "{left:?}");
     scene.assert_settles(&env, "without cleaning up");
 }
@@ -775,7 +620,7 @@ fn a_run_with_nothing_else_to_do_removes_what_dead_runs_left_and_nothing_more() 
     let mut left = vec![".queue.jsonl.2.alive.tmp", "queue.jsonl", "queue.lock", "textfile"];
     left.extend(others);
     left.sort_unstable();
-    assert_eq!(names(&env.path("")), left);
+    assert_eq!(names_in(&env.path("")), left);
 }
 
 #[test]
@@ -784,10 +629,10 @@ fn a_lock_file_that_a_dead_run_began_is_removed_though_somebody_else_has_made_it
     env.write("queue.jsonl", record("stays", "researcher", "queued"));
     let (killed, _) = traced(&env, &["-e", "inject=renameat2:signal=KILL:when=1"]);
     assert_eq!(killed.signal, Some(9), "{}", killed.stderr);
-    assert!(names(&env.path(""))[0].starts_with(".queue.lock."), "{:?}", names(&env.path("")));
+    assert!(names_in(&env.path(""))[0].starts_with(".queue.lock."), "{:?}", names_in(&env.path("")));
     env.write("queue.lock", "");
     compact_well(&env, "with a lock file");
-    assert_eq!(names(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"]);
+    assert_eq!(names_in(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"]);
 }
 
 #[test]
@@ -803,7 +648,7 @@ fn whatever_a_signal_interrupts_is_tried_again() {
     for call in calls.iter().filter(can_be) {
         let context = context_of("EINTR for", call);
         let env = scene.copy();
-        let (run, trace) = traced(&env, &["-e", &format!("inject={}:error=EINTR:when={}", call.name, call.number)]);
+        let (run, trace) = traced(&env, &["-e", &fail_with("EINTR", call)]);
         assert!(trace.contains("(INJECTED)"), "not {context}");
         assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{context}");
         assert!(scene.assert_whole(&env, &context).is_replaced, "{context}");
@@ -914,7 +759,7 @@ fn assert_arrives(env: &TestEnv, lines: &[&str], gone: usize, context: &str) {
     compact_well(env, context);
     assert_queue_has(env, lines, context);
     let context = format!("{context}: at last");
-    assert_eq!(names(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "{context}");
+    assert_eq!(names_in(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "{context}");
     let records = sum(&env.samples(), "handoff_records_total", &[]);
     let whole = lines.iter().filter(|line| serde_json::from_str::<Value>(line).is_ok()).count();
     assert_eq!(count(records), whole + gone, "{context}: records");
@@ -993,7 +838,7 @@ fn writers_stopped_between_open_and_write_for_several_runs_lose_nothing() {
         assert_eq!(run.stderr.matches("somebody has it open for writing").count(), round, "{context}: {}", run.stderr);
         // One without anything to remove.
         compact_well(&env, &context);
-        let kept = names(&env.path("")).into_iter().filter(|name| name.starts_with("queue.gen.")).count();
+        let kept = names_in(&env.path("")).into_iter().filter(|name| name.starts_with("queue.gen.")).count();
         assert_eq!(kept, round + 1, "{context}: generations");
     }
     let lines: Vec<String> = (0..4).map(|number| queued(&format!("written-{number}"))).collect();
@@ -1112,7 +957,7 @@ fn what_was_made_under_a_lock_that_no_longer_counts_is_thrown_away() {
         assert_eq!((run.code, stops), (Some(75), 1), "after {moment}: {}", run.stderr);
         assert_eq!(run.stderr.lines().count(), 1, "after {moment}: {}", run.stderr);
         assert_eq!(fs::read(env.path("queue.jsonl")).unwrap(), before, "after {moment}: the queue has changed");
-        assert_eq!(names(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "after {moment}");
+        assert_eq!(names_in(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "after {moment}");
         assert_arrives(&env, &[&queued("stays")], 1, &format!("after {moment}"));
     }
 }
@@ -1127,7 +972,7 @@ fn a_queue_that_somebody_puts_in_place_of_the_other_is_not_replaced_by_what_the_
         });
         assert_eq!((run.code, stops), (Some(75), 1), "after {moment}: {}", run.stderr);
         assert_eq!(run.stderr.lines().count(), 1, "after {moment}: {}", run.stderr);
-        assert_eq!(names(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "after {moment}");
+        assert_eq!(names_in(&env.path("")), ["queue.jsonl", "queue.lock", "textfile"], "after {moment}");
         assert_arrives(&env, &[&queued("of the other queue")], 0, &format!("after {moment}"));
     }
 }
@@ -1142,7 +987,7 @@ fn a_generation_gets_a_number_above_all_in_the_ledger_and_on_disk() {
             env.write(&format!("queue.gen.{number}"), "of unknown origin\n");
         }
         compact_well(&env, "the first run");
-        assert!(env.path(format!("queue.gen.{expected}")).exists(), "no {expected}: {:?}", names(&env.path("")));
+        assert!(env.path(format!("queue.gen.{expected}")).exists(), "no {expected}: {:?}", names_in(&env.path("")));
     }
 }
 
@@ -1156,26 +1001,6 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 
 // The order in which things get to the disk.
 
-/// What a call does with which files, as in "linkat queue.jsonl queue.gen.5". A file that is to become the queue is called NEW, the
-/// queue's directory DIR, and the look at a file that is open fstat.
-fn deed(call: &Call, directory: &str) -> String {
-    // An opened file's name comes last, also where it was opened by a relative one.
-    let text = if call.name == "openat" { call.line.rsplit_once(" = ").unwrap().1 } else { &call.line };
-    let mut names = Vec::new();
-    for (start, _) in text.match_indices(directory).filter(|(start, _)| !text[..*start].ends_with("AT_FDCWD<")) {
-        let name = text[start + directory.len()..].split(['"', '>']).next().unwrap();
-        names.push(match name.trim_start_matches('/') {
-            "" => "DIR",
-            new if new.starts_with(".queue.jsonl.") => "NEW",
-            name => name,
-        });
-    }
-    let name = if call.line.contains("AT_EMPTY_PATH") { "fstat" } else { &call.name };
-    let details = ["O_CREAT", "LOCK_EX", "F_SETLEASE, F_RDLCK", "F_SETLEASE, F_UNLCK", "F_GETLEASE"];
-    let detail = details.iter().find(|detail| call.line.contains(*detail));
-    format!("{name}{} {}", detail.map_or_else(String::new, |detail| format!("({detail})")), names.join(" "))
-}
-
 /// What a run does that removes a drained generation, takes over late lines of another, and replaces the queue a second time because
 /// of a line that comes late.
 fn deeds() -> Vec<String> {
@@ -1184,10 +1009,6 @@ fn deeds() -> Vec<String> {
     let directory = fs::canonicalize(env.path("")).unwrap();
     let (calls, _) = scene.calls(&env);
     calls.iter().map(|call| deed(call, directory.to_str().unwrap())).collect()
-}
-
-fn place(deeds: &[String], deed: &str) -> usize {
-    deeds.iter().position(|is| is.starts_with(deed)).unwrap_or_else(|| panic!("no {deed} in {deeds:#?}"))
 }
 
 #[test]

@@ -90,9 +90,9 @@ impl TestEnv {
         command
     }
 
-    /// Compaction without arguments: of the tool as it is, or of the one in `$MUTANT`, which the tests should find wanting.
+    /// Compaction without arguments.
     pub(crate) fn bare_compact(&self) -> Command {
-        self.command(std::env::var_os("MUTANT").unwrap_or_else(|| COMPACT.into()))
+        self.command(tool_or_mutant(COMPACT))
     }
 
     /// Compaction of `queue.jsonl`, with metrics in the textfile directory.
@@ -104,7 +104,14 @@ impl TestEnv {
 
     /// Offload without arguments.
     pub(crate) fn bare_offload(&self) -> Command {
-        self.command(OFFLOAD)
+        self.command(tool_or_mutant(OFFLOAD))
+    }
+
+    /// The same by the real clock, which also tells a blob's age.
+    pub(crate) fn offload_now(&self) -> Command {
+        let mut command = self.bare_offload();
+        command.args(["--queue", "queue.jsonl", "--textfile-dir", "textfile"]);
+        command
     }
 
     /// Offload of `queue.jsonl`, with metrics in the textfile directory.
@@ -190,6 +197,13 @@ impl TestEnv {
         assert_valid(&contents, context);
         parse(&contents)
     }
+}
+
+/// The tool as it is, or the one of the same name in `$MUTANTS`, which the tests should find wanting.
+fn tool_or_mutant(tool: &str) -> PathBuf {
+    let tool = Path::new(tool);
+    std::env::var_os("MUTANTS")
+        .map_or_else(|| tool.to_owned(), |mutants| Path::new(&mutants).join(tool.file_name().unwrap()))
 }
 
 /// [`TestEnv::to_file`] run by `program`, which takes a command as its last arguments.
@@ -425,6 +439,21 @@ pub(crate) fn names_in(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory).unwrap().map(name).collect();
     names.sort();
     names
+}
+
+/// Copies a directory by another process. Had we the copy open for writing, then a program that another test starts just then
+/// could have it open for a moment, and there would be no lease.
+pub(crate) fn copy_of(env: &TestEnv) -> TestEnv {
+    let copy = TestEnv::new();
+    let run = run(env.command("cp").arg("-a").arg(".").arg(copy.path("")));
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    copy
+}
+
+/// Appends to a file as a process of its own, which opens it just for that.
+pub(crate) fn append(env: &TestEnv, name: &str, text: &str) {
+    let run = run(env.command("sh").args(["-c", r#"printf %s "$1" >>"$2""#, "sh", text, name]));
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
 }
 
 /// The beginning and the end of a line, for messages.

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""A worker that races with compaction and keeps account of every line. It works until its standard input ends.
+"""A worker that races with compaction and offload and keeps account of every line. It works until its standard input ends.
 
-usage: racer.py put  QUEUE LOG ROLE        appends without the lock: in one write or several, at once or when the queue has been replaced
+usage: racer.py [--large] ACTION …         with --large, many lines have values that offload moves, some of them the same ones
+
+       racer.py put  QUEUE LOG ROLE        appends without the lock: in one write or several, at once or when the queue has been replaced
        racer.py lput QUEUE LOG ROLE        appends under the lock
        racer.py take QUEUE LOG ROLE        marks the role's first queued record as running, under the lock, in place
        racer.py stop QUEUE LOG ROLE WHERE  stops itself (SIGSTOP) before the line (WHERE is open) or in it (line); ends when it has gone on
@@ -15,9 +17,12 @@ LOG.account              B INODE TORN LINE        a put has opened the queue, TO
                          E                        it has closed the queue
                          T FROM TO INODE IDS      a take has read and rewritten the file in that time, and read the records IDS, those
                                                   left out that a take before it has read
+accounts/LOG             SHA256 JSON              what a blob with this name holds that a value of the next line may become, and the value;
+                                                  in a directory of its own, for a hash beside the queue is a reference
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -31,6 +36,8 @@ from contextlib import contextmanager
 OLD = 1_600_000_000_000
 # How long a put waits at most for the queue to be replaced.
 PATIENCE = 0.3
+# Longer values are moved by offload.
+LIMIT = 8192
 
 
 class Log:
@@ -58,9 +65,21 @@ class Turn:
         self.file.close()
 
 
+def large_values(value):
+    """The values in this one, and itself, whose JSON text is so long that offload may move them."""
+    text = json.dumps(value, separators=(",", ":"))
+    if len(text) <= LIMIT:
+        return
+    yield value if isinstance(value, str) else text, text
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for value in inner:
+        yield from large_values(value)
+
+
 class Racer:
-    def __init__(self, queue, log, role):
-        self.queue, self.log, self.role = queue, log, role
+    def __init__(self, queue, log, role, large=False):
+        self.queue, self.log, self.role, self.large = queue, log, role, large
+        self.contents = Log(f"accounts/{log}") if large else None
         self.lock = queue.removesuffix(".jsonl") + ".lock"
         self.begun, self.done, self.account = Log(log + ".begun"), Log(log + ".done"), Log(log + ".account")
         self.random = random.Random(log)
@@ -94,7 +113,29 @@ class Racer:
                 [{"status": "queued"}] * 6
                 + [{"status": "nack", "nacks": 1}, {"status": "human"}, {"status": "dead"}, {"status": "done", "nacks": 2}]
             )
-        return {**envelope, "payload": {"summary": "x" * filler}, **more}
+        payload = {"summary": "x" * filler}
+        if self.large:
+            if self.random.random() < 0.3:
+                payload = self.random.choice([self.same, self.text, self.rows, self.nested])(number)
+            for content, text in large_values(payload):
+                self.contents.add(f"{hashlib.sha256(content.encode()).hexdigest()} {text}\n")
+        return {**envelope, "payload": payload, **more}
+
+    # Payloads with values that are moved.
+
+    def same(self, number):
+        """One of a few that all producers have."""
+        return {"summary": "the same", "tool_result": "the same again; " * self.random.choice([600, 700, 800])}
+
+    def text(self, number):
+        return {"summary": "a text", "tool_result": f'"{self.log}" – {number}\t😀\n' * 800}
+
+    def rows(self, number):
+        return {"rows": [[self.log, number, row, "\u00e9"] for row in range(600)], "kept": {"summary": "rows"}}
+
+    def nested(self, number):
+        text = f"{self.log} and {number} " * 700
+        return {"outer": [{"inner": {"one": text, "again": text}}, "x" * 9_000, number]}
 
     def open(self, line):
         """Opens the queue to append a line to it, and says so."""
@@ -255,11 +296,12 @@ def die(queue, log, role):
 
 
 def main():
-    action, queue, log, role, *where = sys.argv[1:]
+    large = sys.argv[1] == "--large"
+    action, queue, log, role, *where = sys.argv[2:] if large else sys.argv[1:]
     if action == "die":
         die(queue, log, role)
         return
-    racer = Racer(queue, log, role)
+    racer = Racer(queue, log, role, large)
     if action == "stop":
         racer.stop(*where)
         return
