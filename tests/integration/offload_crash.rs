@@ -423,7 +423,7 @@ fn killed_in_any_batch_of_many_blobs_it_leaves_lines_and_blobs_whole() {
 }
 
 /// The numbers of calls of a name, in whichever thread comes to it first, before which offload is killed: not all, for there are hundreds.
-const NUMBERS: [usize; 5] = [1, 3, 9, 27, 55];
+const NUMBERS: [usize; 3] = [1, 7, 40];
 
 #[test]
 fn killed_at_any_time_in_any_of_its_threads_it_leaves_lines_and_blobs_whole() {
