@@ -33,9 +33,9 @@ pub fn prune(files: &QueueFiles, lock_timeout: Duration, limit: Timestamp) -> Re
     // In this order, which is also that of those who put.
     let _store = store.lock(lock_timeout, Mode::Exclusive)?;
     // Nobody puts now. Other queues come first: while their locks are waited for, ours is free.
-    old.spare_what_files_refer_to(files, Files::All, lock_timeout)?;
+    old.spare_what_files_refer_to(files, Files::OfOtherQueues, lock_timeout)?;
     let queue = ExclusiveLock::acquire(files, lock_timeout)?;
-    old.spare_what_files_refer_to(files, Files::WithoutLocksOfTheirOwn, lock_timeout)?;
+    old.spare_what_files_refer_to(files, Files::AllElse, lock_timeout)?;
     old.spare_what_blobs_refer_to(&store, Blobs::New)?;
     if !queue.is_effective()? {
         return Err(read_error(queue.path(), io::ErrorKind::NotFound.into()));
@@ -102,9 +102,10 @@ enum State {
 /// Which files are looked into.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Files {
-    All,
-    /// The queue that is pruned for, and those that no workers rewrite under another lock.
-    WithoutLocksOfTheirOwn,
+    /// Those that have a lock of their own, under which workers rewrite them.
+    OfOtherQueues,
+    /// The queue that is pruned for, and what else lies beside it.
+    AllElse,
 }
 
 /// Which blobs are looked into, of those that stay.
@@ -157,7 +158,8 @@ impl Old {
         }
         let mut old = Self::list(store, limit, refresh)?;
         if old.has_unwanted() {
-            let spare = || old.spare_what_files_refer_to(files, Files::All, lock_timeout);
+            old.spare_what_files_refer_to(files, Files::OfOtherQueues, lock_timeout)?;
+            let spare = || old.spare_what_files_refer_to(files, Files::AllElse, lock_timeout);
             lock::shared(&files.lock, lock_timeout, spare)?;
         }
         if old.has_unwanted() {
@@ -231,7 +233,6 @@ impl Old {
         lock_timeout: Duration,
     ) -> Result<(), Error> {
         let failed = |error| unreadable(path, error);
-        // Workers of another queue rewrite it in place, under its own lock.
         let other = QueueFiles::beside(path.to_owned()).lock;
         let of = |path: &Path| fs::metadata(path).ok().map(|metadata| identity(&metadata));
         let is_other = of(&other).is_some_and(|other| of(&files.lock) != Some(other));
@@ -250,10 +251,10 @@ impl Old {
             self.read.insert(path.to_owned(), version);
             Ok(())
         };
-        match which {
-            _ if !is_other => read(),
-            Files::All => lock::shared(&other, lock_timeout, read).map(|((), _)| ()),
-            Files::WithoutLocksOfTheirOwn => Ok(()),
+        match (which, is_other) {
+            (Files::OfOtherQueues, true) => lock::shared(&other, lock_timeout, read).map(|((), _)| ()),
+            (Files::AllElse, false) => read(),
+            _ => Ok(()),
         }
     }
 
