@@ -42,7 +42,6 @@ fuzz_target!(|input: (u8, &[u8])| {
         roles: Vec::new(),
         kinds: Vec::new(),
         prices: Prices::default(),
-        offload: Rule::default(),
     };
     let mut plan = Plan::new(&policy);
     let (mut before, mut after, mut kept) = (Summary::new(&parameters), Summary::new(&parameters), Vec::new());
