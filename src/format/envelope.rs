@@ -59,6 +59,51 @@ impl<'a> Envelope<'a> {
     }
 }
 
+/// The fields that only those need who hand records over, look at them or change them.
+#[derive(Debug)]
+pub struct More<'a> {
+    /// The run that it belongs to, if that is a string.
+    pub run_id: Option<Cow<'a, str>>,
+    /// The exchange that it belongs to, if that is a string.
+    pub correlation_id: Option<Cow<'a, str>>,
+    /// The id of the record that caused it, if that is a string.
+    pub parent: Option<Cow<'a, str>>,
+    /// The process that holds it, as JSON text.
+    pub owner: Option<&'a str>,
+    /// How often, or when and why, it was refused, as JSON text.
+    pub nacks: Option<&'a str>,
+    /// What model responses cost, as JSON text.
+    pub spend: Option<&'a str>,
+    /// What came of it, as JSON text.
+    pub result: Option<&'a str>,
+    /// When a person was told, as JSON text.
+    pub notified_ts: Option<&'a str>,
+    /// Why it has stopped without a nack, as JSON text.
+    pub stopped: Option<&'a str>,
+}
+
+impl<'a> Envelope<'a> {
+    /// Reads these fields too.
+    #[must_use]
+    pub fn more(&self) -> More<'a> {
+        // The line has been read before.
+        let members = self.document.object::<FIELDS>(index).ok();
+        let get = |field: usize| members.as_ref().and_then(|members| members.get(field));
+        let text = |field: usize| members.as_ref().and_then(|members| members.string(field)).map(|text| text.text);
+        More {
+            run_id: text(RUN_ID),
+            correlation_id: text(CORRELATION_ID),
+            parent: text(PARENT),
+            owner: get(OWNER),
+            nacks: get(NACKS),
+            spend: get(SPEND),
+            result: get(RESULT),
+            notified_ts: get(NOTIFIED_TS),
+            stopped: get(STOPPED),
+        }
+    }
+}
+
 /// Why a record can't be read with certainty. The first one that applies counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doubt {
@@ -188,12 +233,14 @@ const FINISHED_TS: usize = 9;
 const NACKS: usize = 10;
 const SPEND: usize = 11;
 const RESULT: usize = 12;
-// Of these it only matters whether they stand there twice.
+// Of these it only matters to metrics whether they stand there twice.
 const RUN_ID: usize = 13;
 const CORRELATION_ID: usize = 14;
 const PARENT: usize = 15;
 const OWNER: usize = 16;
-const FIELDS: usize = 17;
+const NOTIFIED_TS: usize = 17;
+const STOPPED: usize = 18;
+const FIELDS: usize = 19;
 
 fn index(key: &[u8]) -> Option<usize> {
     Some(match key {
@@ -214,6 +261,8 @@ fn index(key: &[u8]) -> Option<usize> {
         b"parent" => PARENT,
         b"owner" => OWNER,
         b"result" => RESULT,
+        b"notified_ts" => NOTIFIED_TS,
+        b"stopped" => STOPPED,
         _ => return None,
     })
 }

@@ -13,6 +13,7 @@ pub mod lines;
 pub mod malformed;
 pub mod money;
 pub mod offload;
+pub mod owner;
 pub mod retention;
 pub mod spend;
 pub mod summary;

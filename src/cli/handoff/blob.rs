@@ -1,16 +1,14 @@
-//! `handoff`: what people and agents do with the queue.
+//! `handoff blob`: the blobs that handles in the queue stand for.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
-use clap::builder::FalseyValueParser;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::Subcommand;
 use serde_json::{Value, json};
 
-use super::args::{self, Blobs, Common};
-use super::exit::Exit;
-use super::job::{count, size};
-use super::messages::{self, Messages};
+use super::{Output, Place};
+use crate::cli::exit::Exit;
+use crate::cli::job::{count, size};
+use crate::cli::messages;
 use crate::format::blob::Digest;
 use crate::format::time::Timestamp;
 use crate::store::blob::{Blob, BlobStore};
@@ -18,28 +16,8 @@ use crate::store::blob_check::{self, Forged, Missing, Problems, Stats};
 use crate::store::files::QueueFiles;
 use crate::store::{Error, ErrorKind};
 
-const NAME: &str = "handoff";
-
-/// Work with the handoff queue
-///
-/// Every flag can also be set by its variable; a flag wins. An empty variable counts as not set, and 0, false, no and off
-/// switch a flag without a value off.
-#[derive(Debug, Parser)]
-#[command(name = NAME, version, after_help = EXIT_CODES)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Look at the blobs that handles in the queue stand for
-    #[command(subcommand)]
-    Blob(BlobCommand),
-}
-
-#[derive(Debug, Subcommand)]
-enum BlobCommand {
+pub(super) enum Blobs {
     /// Print a blob, and verify it while it is printed
     #[command(
         after_help = "Example: handoff blob cat blob/ab/abcd… | head\nExit codes: 0 printed, 65 damaged, 74 not there"
@@ -79,86 +57,20 @@ enum BlobCommand {
     },
 }
 
-impl BlobCommand {
-    fn place_mut(&mut self) -> &mut Place {
+impl Blobs {
+    pub(super) fn place_mut(&mut self) -> &mut Place {
         match self {
             Self::Cat { place, .. } | Self::Check { place, .. } | Self::Stats { place, .. } => place,
         }
     }
-}
 
-#[derive(Debug, Args)]
-struct Place {
-    #[command(flatten)]
-    common: Common,
-
-    #[command(flatten)]
-    blobs: Blobs,
-}
-
-impl Place {
-    fn files(&self) -> QueueFiles {
-        self.common.files(self.blobs.dir())
-    }
-
-    fn messages(&self) -> Messages {
-        Messages::new(NAME, self.common.level())
-    }
-
-    /// Without a queue there is nothing to compare a store with, and most likely another is meant.
-    fn warn_without_queue(&self, has_queue: bool) {
-        if !has_queue {
-            let queue = self.common.queue.display();
-            self.messages().warning(format_args!("{queue}: does not exist: if it should, correct the path"));
+    pub(super) fn run(&self) -> Result<Exit, Error> {
+        match self {
+            Self::Cat { place, blob } => cat(&place.files(), blob).map(|()| Exit::Done),
+            Self::Check { place, output } => check(place, output),
+            Self::Stats { place, output } => stats(place, output).map(|()| Exit::Done),
         }
     }
-}
-
-#[derive(Debug, Args)]
-struct Output {
-    /// Print JSON
-    #[arg(long, env = "HANDOFF_JSON", value_parser = FalseyValueParser::new())]
-    json: bool,
-}
-
-const EXIT_CODES: &str = "\
-Exit codes:
-   0  done
-   1  a check has found problems
-   2  wrong usage
-  65  a blob is damaged
-  74  a file can't be read or written, or isn't there
-  75  the lock is busy, or the queue was rewritten without it: try again";
-
-/// Runs the tool.
-#[must_use]
-pub fn main() -> ExitCode {
-    match parse() {
-        Ok(arguments) => run(&arguments).into(),
-        Err(error) => args::report(NAME, &error).into(),
-    }
-}
-
-fn parse() -> Result<Arguments, clap::Error> {
-    let mut matches = args::parse(Arguments::command(), std::env::args_os())?;
-    let [verbose, quiet] = args::verbosity(Arguments::command(), args::innermost(&matches))?;
-    let mut arguments = Arguments::from_arg_matches_mut(&mut matches)?;
-    let Command::Blob(command) = &mut arguments.command;
-    command.place_mut().common.prefer(verbose, quiet);
-    Ok(arguments)
-}
-
-fn run(arguments: &Arguments) -> Exit {
-    let Command::Blob(command) = &arguments.command;
-    let (done, place) = match command {
-        BlobCommand::Cat { place, blob } => (cat(&place.files(), blob).map(|()| Exit::Done), place),
-        BlobCommand::Check { place, output } => (check(place, output), place),
-        BlobCommand::Stats { place, output } => (stats(place, output).map(|()| Exit::Done), place),
-    };
-    done.unwrap_or_else(|error| {
-        place.messages().error(&error);
-        error.kind().into()
-    })
 }
 
 /// Prints a blob.
