@@ -259,7 +259,7 @@ pub(super) fn is_on_command_line(matches: &ArgMatches, id: &str) -> bool {
 }
 
 /// A role's or kind's name.
-fn name(text: &str) -> Result<String, String> {
+pub(super) fn name(text: &str) -> Result<String, String> {
     let name = text.trim();
     if name.is_empty() {
         return Err("a name is empty".to_owned());

@@ -22,7 +22,7 @@ impl From<ErrorKind> for Exit {
         match kind {
             ErrorKind::Io => Self::Io,
             ErrorKind::Busy => Self::Busy,
-            ErrorKind::BadData => Self::BadData,
+            ErrorKind::BadData | ErrorKind::Refused => Self::BadData,
         }
     }
 }

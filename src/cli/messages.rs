@@ -61,14 +61,20 @@ impl Messages {
 
 /// Prints data to standard output.
 pub(super) fn print(data: &[u8]) -> Result<(), Error> {
+    // Who reads only the beginning, as head(1) does, has got what they wanted.
+    deliver(data).or_else(|undelivered| undelivered.map_or(Ok(()), Err))
+}
+
+/// Prints data to standard output that somebody must get.
+///
+/// # Errors
+/// If nobody has; without an error if nobody reads any more.
+pub(super) fn deliver(data: &[u8]) -> Result<(), Option<Error>> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(data).and_then(|()| stdout.flush()) {
-        // Who reads only the beginning, as head(1) does, has got what they wanted.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::io(Path::new("standard output"), "cannot be written", error))
-        }
-        _ => Ok(()),
-    }
+    stdout.write_all(data).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => None,
+        _ => Some(Error::io(Path::new("standard output"), "cannot be written", error)),
+    })
 }
 
 /// Tells somebody who has said too little what can be said.

@@ -1,6 +1,7 @@
 //! One line of the queue: blank, ledger, record or malformed.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use super::json::{self, Document, Fault, Members};
 use super::ledger::{Ledger, begins_like_ledger};
@@ -56,6 +57,42 @@ impl<'a> Envelope<'a> {
     /// The model responses in its `spend`, of several with the same id only the last; `None` if it has no `spend`.
     pub(super) fn responses(&self) -> Option<Vec<spend::Entry<'a>>> {
         self.spend_start.map(|start| spend::entries(&mut self.document.cursor(start)))
+    }
+}
+
+impl Envelope<'_> {
+    /// Its line, without the `\n`.
+    #[must_use]
+    pub fn line(&self) -> &str {
+        self.document.text()
+    }
+
+    /// Its line with these members, by name and JSON text, in place of those that it has, and every other byte as it is. To be `null` is
+    /// to be absent.
+    pub(super) fn with(&self, changes: &[(&str, String)]) -> String {
+        let text = self.document.text();
+        // The line has been read before: it is an object, and not an empty one.
+        let members = self.document.object::<FIELDS>(index).ok();
+        let span = |key: &str| members.as_ref().zip(index(key.as_bytes())).and_then(|(members, key)| members.span(key));
+        let end = text.rfind('}').unwrap_or(text.len());
+        let mut edits: Vec<(Range<usize>, String)> = Vec::new();
+        for (key, json) in changes {
+            match span(key) {
+                Some(span) => edits.push((span, json.clone())),
+                None if json == "null" => {}
+                None => edits.push((end..end, format!(",\"{key}\":{json}"))),
+            }
+        }
+        // Stable, so that new members stand in the order in which they were given.
+        edits.sort_by_key(|(place, _)| place.start);
+        let (mut line, mut at) = (String::with_capacity(text.len() + 256), 0);
+        for (place, json) in edits {
+            line.push_str(&text[at..place.start]);
+            line.push_str(&json);
+            at = place.end;
+        }
+        line.push_str(&text[at..]);
+        line
     }
 }
 

@@ -16,6 +16,17 @@ pub enum RawLine<'a> {
     },
 }
 
+impl RawLine<'_> {
+    /// How many bytes it has, its `\n` included.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        match self {
+            Self::Whole(line) => line.len() as u64 + 1,
+            Self::TooLong { bytes, .. } => bytes + 1,
+        }
+    }
+}
+
 /// Cuts chunks of any size into lines.
 ///
 /// A line that lies within one chunk is passed on where it stands; only one that spans chunks is copied.

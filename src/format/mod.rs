@@ -4,6 +4,7 @@
 //! present time is a parameter.
 
 pub mod blob;
+pub mod draft;
 pub mod envelope;
 pub mod histogram;
 mod json;
@@ -19,3 +20,4 @@ pub mod spend;
 pub mod summary;
 pub mod tally;
 pub mod time;
+pub mod transition;

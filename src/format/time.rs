@@ -53,6 +53,13 @@ impl Timestamp {
         (0..end).contains(&micros).then_some(Self(micros))
     }
 
+    /// As a number of JSON: seconds since the epoch.
+    #[must_use]
+    pub fn to_json(self) -> String {
+        let (seconds, micros) = (self.whole_seconds(), self.0.rem_euclid(MICROS_PER_SECOND));
+        if micros == 0 { seconds.to_string() } else { format!("{seconds}.{micros:06}") }
+    }
+
     /// Reads a time from one valid JSON value.
     pub(super) fn from_json(json: &str) -> Option<Self> {
         match json.as_bytes().first()? {

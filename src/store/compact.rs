@@ -86,7 +86,13 @@ impl Fold for Judged<'_> {
             });
             Ok(true)
         })?;
-        self.segments.push(Segment { range, fates, edit: AS_IT_IS, kept_bytes: self.plan.kept.bytes - before });
+        self.segments.push(Segment {
+            range,
+            fates,
+            edit: AS_IT_IS,
+            added: Vec::new(),
+            kept_bytes: self.plan.kept.bytes - before,
+        });
         Ok(())
     }
 

@@ -23,8 +23,10 @@ pub enum ErrorKind {
     Io,
     /// Somebody else is at it: try again.
     Busy,
-    /// A file holds what it must not.
+    /// A file holds what it must not, or what was given is not valid.
     BadData,
+    /// A record is not in a state for what is to be done to it, or who wants that must not.
+    Refused,
 }
 
 impl Error {

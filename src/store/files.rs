@@ -44,7 +44,7 @@ fn stem(queue: &Path) -> &OsStr {
 }
 
 /// Something that somebody should look at.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// In which file.
     pub path: PathBuf,

@@ -3,6 +3,7 @@
 //! *Architecture invariant:* what is wrong with a file comes back as an [`Error`] or a [`files::Finding`] that names it; nothing
 //! here prints or ends the process.
 
+mod append;
 pub mod atomic_file;
 mod attributes;
 pub mod blob;
@@ -13,11 +14,13 @@ pub mod compact;
 mod error;
 pub mod files;
 mod lease;
+mod ledger_lines;
 mod lock;
 pub mod offload;
 pub mod process;
 pub mod prune;
 pub mod queue;
+mod records;
 mod replace;
 pub mod scan;
 

@@ -14,20 +14,18 @@ use std::ops::{AddAssign, Range};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memchr::memmem::Finder;
-
 use super::blob::BlobUsage;
 use super::blob_writer::{BlobWriter, Durable};
 use super::files::{OpenQueue, QueueFiles, read_error};
+use super::ledger_lines::LedgerLines;
 use super::replace::{self, AS_IT_IS, Edit, Fate, Fates, Rewritten, Segment};
 use super::scan::{self, Fold, ReadOptions, for_each_chunk, next_line};
-use super::{Error, directory_of, lock, unreadable_ledger};
+use super::{Error, directory_of, lock};
 use crate::format::blob::{Digest, MediaType};
 use crate::format::envelope::{self, Envelope, Line};
-use crate::format::ledger::{Ledger, LedgerTotals, merge_generations};
+use crate::format::ledger::Ledger;
 use crate::format::lines::{LineSplitter, RawLine};
 use crate::format::offload::{Content, Rule};
-use crate::format::summary::MalformedLine;
 use crate::format::time::Timestamp;
 
 /// What offload made of a queue.
@@ -94,9 +92,9 @@ pub fn preview(files: &QueueFiles, options: &ReadOptions, rule: Rule) -> Result<
     let pass = Pass { options, rule, may_move: Some(&may_move), edit: &edit, lists: true };
     let mut outcome = Outcome::default();
     let rewritten = replace::preview(files, options.lock_timeout, |file, end| {
-        let judged = judge(files, file, end, pass)?;
-        (outcome.counts, outcome.values) = (judged.counts, judged.values);
-        Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.counts.records > 0 })
+        let mut judged = judge(files, file, end, pass)?;
+        (outcome.counts, outcome.values) = (judged.counts, std::mem::take(&mut judged.values));
+        Ok(judged.into_plan())
     })?;
     outcome.rewritten = rewritten.unwrap_or_else(|| Rewritten::of_nothing(files));
     Ok(outcome)
@@ -130,7 +128,7 @@ pub fn offload(files: &QueueFiles, options: &ReadOptions, rule: Rule, now: Times
         durable.as_ref().map_or(Ok(()), Durable::require_in_place)?;
         let judged = judge(files, file, end, pass)?;
         outcome.counts = judged.counts;
-        Ok(replace::Plan { ledger: judged.ledger, segments: judged.segments, changes: judged.counts.records > 0 })
+        Ok(judged.into_plan())
     })?;
     outcome.rewritten = rewritten.unwrap_or_else(|| Rewritten::of_nothing(files));
     if let Some(durable) = durable {
@@ -209,7 +207,7 @@ fn read_some(
         let (mut splitter, mut is_full) = (LineSplitter::new(options.max_line), false);
         for_each_chunk(&queue.file, at..end, READ_BUFFER, |chunk| {
             splitter.push(chunk, |line| {
-                at += size(line);
+                at += line.size();
                 if let Some(envelope) = record(line, rule)
                     && envelope.doubt.is_none()
                 {
@@ -236,14 +234,6 @@ fn record(line: RawLine<'_>, rule: Rule) -> Option<Envelope<'_>> {
             _ => None,
         },
         _ => None,
-    }
-}
-
-/// How many bytes a line has, its `\n` included.
-fn size(line: RawLine<'_>) -> u64 {
-    match line {
-        RawLine::Whole(line) => line.len() as u64 + 1,
-        RawLine::TooLong { bytes, .. } => bytes + 1,
     }
 }
 
@@ -279,16 +269,13 @@ struct Pass<'a> {
 fn judge<'a>(files: &QueueFiles, file: &File, end: u64, pass: Pass<'a>) -> Result<Judged<'a>, Error> {
     let failed = |error| read_error(&files.queue, error);
     let mut judged = scan::scan(file, end, pass.options, || Judged::new(pass)).map_err(failed)?;
-    if let Some(fault) = &judged.unreadable_ledger {
-        return Err(unreadable_ledger(&files.queue, fault));
-    }
-    // A new ledger takes the place of this one. Others go on, and add up with it.
-    if let Some(FirstLedger { segment, line, bytes, totals }) = judged.first_ledger.take() {
-        judged.ledger.totals = totals;
-        if let Some(segment) = judged.segments.get_mut(segment) {
-            segment.fates.set(line, Fate::Dropped);
-            segment.kept_bytes -= bytes;
-        }
+    judged.ledgers.require_readable(&files.queue)?;
+    // A new ledger takes the place of this one.
+    if let Some((FirstLedger { segment, line, bytes }, _)) = &judged.ledgers.first
+        && let Some(segment) = judged.segments.get_mut(*segment)
+    {
+        segment.fates.set(*line, Fate::Dropped);
+        segment.kept_bytes -= bytes;
     }
     Ok(judged)
 }
@@ -296,69 +283,65 @@ fn judge<'a>(files: &QueueFiles, file: &File, end: u64, pass: Pass<'a>) -> Resul
 /// What becomes of lines.
 struct Judged<'a> {
     pass: Pass<'a>,
-    /// Stands in every ledger line that a tool has written, or a worker written anew.
-    ledger_word: Finder<'static>,
+    ledgers: LedgerLines<FirstLedger>,
     lines: u64,
     counts: Counts,
     values: Vec<Value>,
     /// Where the first record begins that has a value to move.
     start: Option<u64>,
-    unreadable_ledger: Option<MalformedLine>,
-    first_ledger: Option<FirstLedger>,
-    ledger: Ledger,
     segments: Vec<Segment<'a>>,
 }
 
-/// The first ledger line and its place.
+/// The place of the first ledger line.
 struct FirstLedger {
     segment: usize,
     /// From 0, in the segment.
     line: u64,
     bytes: u64,
-    totals: LedgerTotals,
 }
 
 impl<'a> Judged<'a> {
     fn new(pass: Pass<'a>) -> Self {
         Self {
             pass,
-            ledger_word: Finder::new(b"\"ledger\""),
+            ledgers: LedgerLines::new(),
             lines: 0,
             counts: Counts::default(),
             values: Vec::new(),
             start: None,
-            unreadable_ledger: None,
-            first_ledger: None,
-            ledger: Ledger::default(),
             segments: Vec::new(),
         }
+    }
+
+    fn into_plan(self) -> replace::Plan<'a> {
+        let LedgerLines { first, generations, .. } = self.ledgers;
+        let totals = first.map(|(_, totals)| totals).unwrap_or_default();
+        let changes = self.counts.records > 0;
+        replace::Plan { ledger: Ledger { totals, generations }, segments: self.segments, changes }
     }
 
     /// Says what becomes of the next line, which begins at `at` and is line `in_segment` of its segment, and how many bytes it will have.
     fn add(&mut self, line: RawLine<'_>, at: u64, in_segment: u64) -> (Fate, u64) {
         self.lines += 1;
-        let kept = (Fate::Kept, size(line));
+        let kept = (Fate::Kept, line.size());
         if let RawLine::Whole(line) = line
             && line.len() <= self.pass.rule.max_bytes
-            && self.ledger_word.find(line).is_none()
+            && !self.ledgers.may_be(line)
         {
             return kept;
         }
         match envelope::parse_raw(line) {
             Ok(Line::Record(envelope)) => self.add_record(&envelope, at).map_or(kept, |bytes| (Fate::Edited, bytes)),
             Ok(Line::Ledger(ledger)) => {
-                let Ledger { totals, generations } = *ledger;
-                merge_generations(&mut self.ledger.generations, &generations);
-                let segment = self.segments.len();
-                let first = FirstLedger { segment, line: in_segment, bytes: kept.1, totals };
-                self.first_ledger.get_or_insert(first);
+                let place = FirstLedger { segment: self.segments.len(), line: in_segment, bytes: kept.1 };
+                self.ledgers.add(*ledger, place);
                 kept
             }
-            Err(malformed) if malformed.is_ledger => {
-                self.unreadable_ledger.get_or_insert(MalformedLine { line: self.lines, malformed });
+            Ok(Line::Blank) => kept,
+            Err(malformed) => {
+                self.ledgers.add_malformed(self.lines, malformed);
                 kept
             }
-            Ok(Line::Blank) | Err(_) => kept,
         }
     }
 
@@ -416,12 +399,12 @@ impl Fold for Judged<'_> {
                 let (fate, bytes) = self.add(line, at, line_in_segment);
                 fates.push(fate);
                 kept_bytes += bytes;
-                at += size(line);
+                at += line.size();
                 line_in_segment += 1;
             });
             Ok(true)
         })?;
-        self.segments.push(Segment { range, fates, edit: self.pass.edit, kept_bytes });
+        self.segments.push(Segment { range, fates, edit: self.pass.edit, added: Vec::new(), kept_bytes });
         Ok(())
     }
 
@@ -435,12 +418,9 @@ impl Fold for Judged<'_> {
         self.counts += later.counts;
         self.values.extend(later.values.into_iter().map(|value| Value { line: before + value.line, ..value }));
         self.start = self.start.or(later.start);
-        let moved = |fault: MalformedLine| MalformedLine { line: before + fault.line, ..fault };
-        self.unreadable_ledger = self.unreadable_ledger.take().or(later.unreadable_ledger.map(moved));
-        let segment = self.segments.len();
-        let moved = |first: FirstLedger| FirstLedger { segment: segment + first.segment, ..first };
-        self.first_ledger = self.first_ledger.take().or(later.first_ledger.map(moved));
-        merge_generations(&mut self.ledger.generations, &later.ledger.generations);
+        let segments = self.segments.len();
+        let moved = |first: FirstLedger| FirstLedger { segment: segments + first.segment, ..first };
+        self.ledgers.append(later.ledgers, before, moved);
         self.segments.extend(later.segments);
     }
 }

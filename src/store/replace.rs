@@ -48,7 +48,9 @@ pub(super) struct Segment<'e> {
     pub(super) fates: Fates,
     /// Makes a line, without its `\n`, of one that changes: the same at any time.
     pub(super) edit: &'e Edit<'e>,
-    /// How many bytes they will have.
+    /// New lines that follow them.
+    pub(super) added: Vec<u8>,
+    /// How many bytes all of these will have.
     pub(super) kept_bytes: u64,
 }
 
@@ -60,8 +62,13 @@ pub(super) const AS_IT_IS: &Edit<'static> = &<[u8]>::to_vec;
 impl Segment<'_> {
     /// Lines that all go on.
     fn kept(range: Range<u64>) -> Self {
-        let kept_bytes = range.end - range.start;
-        Self { range, fates: Fates::default(), edit: AS_IT_IS, kept_bytes }
+        Self::followed_by(range, Vec::new())
+    }
+
+    /// Lines that all go on, and new ones after them.
+    pub(super) fn followed_by(range: Range<u64>, added: Vec<u8>) -> Self {
+        let kept_bytes = range.end - range.start + added.len() as u64;
+        Self { range, fates: Fates::default(), edit: AS_IT_IS, added, kept_bytes }
     }
 }
 
@@ -161,8 +168,17 @@ pub(super) fn rewrite<'e>(
     {
         return Ok(None);
     }
-    let lock = ExclusiveLock::acquire(files, lock_timeout)?;
-    let Some(snapshot) = Snapshot::take(files, &lock)? else { return Ok(None) };
+    rewrite_locked(files, &ExclusiveLock::acquire(files, lock_timeout)?, now, plan)
+}
+
+/// The same for who holds the lock.
+pub(super) fn rewrite_locked<'e>(
+    files: &QueueFiles,
+    lock: &ExclusiveLock,
+    now: Timestamp,
+    plan: impl FnOnce(&File, u64) -> Result<Plan<'e>, Error>,
+) -> Result<Option<Rewritten>, Error> {
+    let Some(snapshot) = Snapshot::take(files, lock)? else { return Ok(None) };
     let plan = plan(&snapshot.queue.file, snapshot.end)?;
     let drain = snapshot.drain(&plan.ledger.generations, Prove::Yes)?;
     let mut rewritten = Rewritten {
@@ -174,7 +190,7 @@ pub(super) fn rewrite<'e>(
     if rewritten.replaced {
         let committed = snapshot.replace(plan.ledger.totals, &plan.segments, &drain, now)?;
         rewritten.findings = drain.findings;
-        settle(files, &lock, committed, now, &mut rewritten);
+        settle(files, lock, committed, now, &mut rewritten);
     } else {
         rewritten.ledger = plan.ledger;
         rewritten.findings = drain.findings;
@@ -696,6 +712,7 @@ fn copy(from: &File, segment: &Segment<'_>, to: &File, start: u64) -> io::Result
         lines.kept.clear();
         Ok(true)
     })?;
+    output.write_and_verify(&segment.added)?;
     if output.at - start != segment.kept_bytes {
         // Somebody has rewritten the queue in place, without the lock.
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -738,6 +755,15 @@ struct Output<'f> {
 }
 
 impl Output<'_> {
+    /// Writes what stands nowhere else yet.
+    fn write_and_verify(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let at = self.at;
+        self.write(bytes)?;
+        let mut written = vec![0; bytes.len()];
+        self.file.read_exact_at(&mut written, at)?;
+        if written == bytes { Ok(()) } else { Err(io::Error::other("what was written reads differently")) }
+    }
+
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, self.at)?;
         self.at += bytes.len() as u64;

@@ -1,17 +1,24 @@
 //! `handoff`: what people and agents do with the queue. One module a verb.
 
 mod blob;
+mod end;
+mod put;
+mod take;
 
+use std::io::Read;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::builder::FalseyValueParser;
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::args::{self, Common};
 use super::exit::Exit;
 use super::messages::Messages;
-use crate::store::Error;
+use crate::format::owner::Owner;
+use crate::store::client::{By, Client};
 use crate::store::files::QueueFiles;
+use crate::store::{Error, ErrorKind, process, read_regular};
 
 const NAME: &str = "handoff";
 
@@ -23,25 +30,43 @@ const NAME: &str = "handoff";
 #[command(name = NAME, version, after_help = EXIT_CODES)]
 struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: Verb,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum Verb {
+    Put(put::Put),
+    Take(take::Take),
+    Done(end::Done),
+    Nack(end::Nack),
+    Requeue(end::Requeue),
+    Cancel(end::Cancel),
     /// Look at the blobs that handles in the queue stand for
     #[command(subcommand)]
     Blob(blob::Blobs),
 }
 
-impl Command {
+impl Verb {
     fn place_mut(&mut self) -> &mut Place {
         match self {
+            Self::Put(command) => &mut command.place,
+            Self::Take(command) => &mut command.place,
+            Self::Done(command) => &mut command.place,
+            Self::Nack(command) => &mut command.place,
+            Self::Requeue(command) => &mut command.place,
+            Self::Cancel(command) => &mut command.place,
             Self::Blob(command) => command.place_mut(),
         }
     }
 
     fn run(&self) -> Result<Exit, Error> {
         match self {
+            Self::Put(command) => command.run(),
+            Self::Take(command) => command.run(),
+            Self::Done(command) => command.run(),
+            Self::Nack(command) => command.run(),
+            Self::Requeue(command) => command.run(),
+            Self::Cancel(command) => command.run(),
             Self::Blob(command) => command.run(),
         }
     }
@@ -74,6 +99,82 @@ impl Place {
     }
 }
 
+/// The rules of handing over.
+#[derive(Debug, Args)]
+struct Rules {
+    /// The kinds that there are
+    #[arg(long, env = "HANDOFF_KINDS", value_name = "NAME,…", value_delimiter = ',', hide_default_value = true, value_parser = args::name,
+        default_value = "classify,draft_reply,file_bug,request_human", help = "The kinds that there are [default: classify,draft_reply,file_bug,request_human]")]
+    kinds: Vec<String>,
+
+    /// Have a record wait for a person if it has more ancestors
+    #[arg(long, env = "HANDOFF_MAX_HOPS", value_name = "NUMBER", default_value = "8")]
+    max_hops: usize,
+
+    #[command(flatten)]
+    limit: args::Limit,
+}
+
+impl Rules {
+    fn client(&self, place: &Place) -> Client {
+        Client {
+            files: place.files(),
+            options: place.common.read_options(),
+            kinds: self.kinds.clone(),
+            max_hops: self.max_hops,
+            rule: self.limit.rule(),
+        }
+    }
+}
+
+/// Who works on a record.
+#[derive(Debug, Args)]
+struct Holder {
+    /// The process that works on the record, 0 for none [default: the nearest one above that leads a process group]
+    #[arg(long, env = "HANDOFF_OWNER", value_name = "PID")]
+    owner: Option<u32>,
+}
+
+impl Holder {
+    fn owner(&self) -> Result<Option<Owner>, Error> {
+        match self.owner {
+            None => process::caller().map(Some),
+            Some(0) => Ok(None),
+            Some(number) => process::with_number(number).map(Some),
+        }
+    }
+
+    fn by(&self, is_forced: bool) -> Result<By, Error> {
+        Ok(if is_forced { By::Force } else { By::Process(self.owner()?) })
+    }
+}
+
+/// The text that an argument means: itself, standard input for `-`, the contents of a file for `@FILE`.
+fn text(place: &Place, argument: &str) -> Result<String, Error> {
+    let limit = place.common.read_options().max_line as u64;
+    let not_utf8 = |path: &Path| Error::new(ErrorKind::BadData, path, "is not UTF-8");
+    let (path, bytes) = match argument.strip_prefix('@') {
+        None if argument != "-" => return Ok(argument.to_owned()),
+        None => {
+            let path = Path::new("standard input");
+            let mut bytes = Vec::new();
+            let read = std::io::stdin().lock().take(limit.saturating_add(1)).read_to_end(&mut bytes);
+            read.map_err(|error| Error::io(path, "cannot be read", error))?;
+            if bytes.len() as u64 > limit {
+                let what = format!("has more than the {limit} bytes that a line may have (--max-line)");
+                return Err(Error::new(ErrorKind::BadData, path, what));
+            }
+            (path, bytes)
+        }
+        Some(name) => {
+            let path = Path::new(name);
+            let bytes = read_regular(path, limit)?;
+            (path, bytes.ok_or_else(|| Error::new(ErrorKind::Io, path, "does not exist").advise("correct the path"))?)
+        }
+    };
+    String::from_utf8(bytes).map_err(|_| not_utf8(path))
+}
+
 #[derive(Debug, Args)]
 struct Output {
     /// Print JSON
@@ -84,9 +185,9 @@ struct Output {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  done
-   1  a check has found problems
+   1  there is nothing to take, or a check has found problems
    2  wrong usage
-  65  a blob is damaged
+  65  what is given is not valid, a record is not in a state for that, or a blob or the queue's ledger is damaged
   74  a file can't be read or written, or isn't there
   75  the lock is busy, or the queue was rewritten without it: try again";
 
@@ -100,11 +201,20 @@ pub fn main() -> ExitCode {
 }
 
 fn parse() -> Result<Arguments, clap::Error> {
-    let mut matches = args::parse(Arguments::command(), std::env::args_os())?;
+    let mut matches = args::parse(on_a_screen(Arguments::command()), std::env::args_os())?;
     let [verbose, quiet] = args::verbosity(Arguments::command(), args::innermost(&matches))?;
     let mut arguments = Arguments::from_arg_matches_mut(&mut matches)?;
     arguments.command.place_mut().common.prefer(verbose, quiet);
     Ok(arguments)
+}
+
+/// Has the help of each command fit on a screen: one line an option, without the variables' values.
+fn on_a_screen(command: Command) -> Command {
+    const TEMPLATE: &str = "{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("Print help");
+    let about = command.get_long_about().or(command.get_about()).cloned().unwrap_or_default();
+    let command = command.mut_args(|arg| arg.hide_env_values(true)).before_help(about).help_template(TEMPLATE);
+    command.disable_help_flag(true).arg(help).mut_subcommands(on_a_screen)
 }
 
 fn run(mut arguments: Arguments) -> Exit {

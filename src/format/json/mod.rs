@@ -129,6 +129,12 @@ impl<'a, const N: usize> Members<'a, N> {
         self.text.get(start as usize..end as usize).filter(|text| !matches!(*text, "" | "null"))
     }
 
+    /// Where the value of member `index` stands, `null` or not.
+    pub(super) fn span(&self, index: usize) -> Option<Range<usize>> {
+        let Span { start, end } = self.spans[index];
+        (end > 0).then_some(start as usize..end as usize)
+    }
+
     /// Where the text of member `index` begins.
     pub(super) fn start(&self, index: usize) -> Option<usize> {
         self.get(index).map(|_| self.spans[index].start as usize)
@@ -143,6 +149,23 @@ impl<'a, const N: usize> Members<'a, N> {
         let inner = json.strip_prefix('"')?.strip_suffix('"')?;
         Some(Text { text: Cow::Borrowed(inner), lossy: false })
     }
+}
+
+/// `json`, one valid JSON value, without the white space between its tokens, so that it fits into a line.
+pub(super) fn compact(json: &str) -> String {
+    let (mut text, mut in_string, mut is_escaped) = (String::with_capacity(json.len()), false, false);
+    for c in json.chars() {
+        if in_string {
+            in_string = is_escaped || c != '"';
+            is_escaped = !is_escaped && c == '\\';
+        } else if matches!(c, ' ' | '\t' | '\n' | '\r') {
+            continue;
+        } else {
+            in_string = c == '"';
+        }
+        text.push(c);
+    }
+    text
 }
 
 /// How many elements `json` has, if it is an array.

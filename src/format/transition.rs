@@ -1,0 +1,321 @@
+//! What an operation makes of a record: the state table of FORMAT.md.
+
+use super::draft::{TOOLS, quoted, stopped};
+use super::envelope::{Envelope, Status};
+use super::json;
+use super::ledger::Totals;
+use super::owner::Owner;
+use super::time::{Timestamp, interval};
+
+/// Something that is done to a record.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation<'a> {
+    /// A worker takes it.
+    Take {
+        /// The process that has it then.
+        owner: Option<&'a Owner>,
+    },
+    /// It is finished.
+    Done {
+        /// What came of it, as JSON text.
+        result: Option<&'a str>,
+        /// What it cost, as JSON text.
+        spend: Option<&'a str>,
+    },
+    /// Its worker refuses it, or has died.
+    Nack(&'a Refusal),
+    /// Its worker gives it back, as if it had not taken it.
+    HandBack,
+    /// Somebody wants it to be tried again.
+    Requeue,
+    /// Somebody gives it up.
+    Cancel {
+        /// Why.
+        reason: &'a str,
+    },
+    /// A person has been told that it waits for one.
+    Announce,
+}
+
+/// Why a record is refused.
+#[derive(Clone, Debug, Default)]
+pub struct Refusal {
+    /// In words.
+    pub reason: String,
+    /// In one word.
+    pub error_class: Option<String>,
+    /// Whether trying again may help.
+    pub is_retryable: bool,
+    /// What it cost all the same, as JSON text.
+    pub spend: Option<String>,
+}
+
+/// What an operation makes of a record.
+#[derive(Debug)]
+pub struct Transition {
+    /// Its status.
+    pub status: Status,
+    /// Its line, without the `\n`.
+    pub line: String,
+    /// What the record amounted to, and doesn't any more: it belongs into the ledger, so that no counter falls.
+    pub lost: Totals,
+}
+
+impl Operation<'_> {
+    /// What it is called.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Take { .. } => "taken",
+            Self::Done { .. } => "done",
+            Self::Nack(_) => "refused",
+            Self::HandBack => "handed back",
+            Self::Requeue => "queued again",
+            Self::Cancel { .. } => "cancelled",
+            Self::Announce => "announced",
+        }
+    }
+
+    /// Whether it may be applied to a record of this status. What holds a running one is another question.
+    #[must_use]
+    pub const fn applies_to(&self, status: Status) -> bool {
+        use Status::{Dead, Human, Nack, Queued, Running};
+        match self {
+            Self::Take { .. } => matches!(status, Queued),
+            Self::Done { .. } => matches!(status, Running | Human),
+            Self::Nack(_) | Self::HandBack => matches!(status, Running),
+            Self::Requeue => matches!(status, Human | Dead | Nack | Running),
+            Self::Cancel { .. } => matches!(status, Queued | Human | Nack | Running),
+            Self::Announce => matches!(status, Human),
+        }
+    }
+
+    /// Applies it to a record that it [may be applied to](Self::applies_to).
+    ///
+    /// # Errors
+    /// Says what in the record keeps it from that.
+    pub fn apply(&self, record: &Envelope<'_>, now: Timestamp) -> Result<Transition, String> {
+        const NULL: &str = "null";
+        if let Some(doubt) = record.doubt {
+            let doubt = doubt.as_str();
+            return Err(format!(
+                "it is in doubt ({doubt}), so that its line must not be changed: mend the line by hand"
+            ));
+        }
+        let more = record.more();
+        let mut nacks = Nacks::read(more.nacks)?;
+        if record.status == Status::Nack && nacks.count() == 0 {
+            // Whoever wrote that status did not say why. It counts as one, and must go on to.
+            nacks.add("{}");
+        }
+        let spend = match self {
+            Self::Done { spend, .. } => *spend,
+            Self::Nack(refusal) => refusal.spend.as_deref(),
+            _ => None,
+        };
+        let status = match self {
+            Self::Take { .. } => Status::Running,
+            Self::Done { .. } => Status::Done,
+            Self::Nack(refusal) => {
+                nacks.add(&refusal.to_json(&record.to, now));
+                match nacks.count() {
+                    _ if !refusal.is_retryable => Status::Dead,
+                    1 => Status::Queued,
+                    _ => Status::Human,
+                }
+            }
+            Self::HandBack | Self::Requeue => Status::Queued,
+            Self::Cancel { .. } => Status::Dead,
+            Self::Announce => record.status,
+        };
+
+        let mut changes = vec![("status", quoted(status.as_str()))];
+        let old = Attempt { started: record.started_ts, finished: record.finished_ts };
+        let mut new = old;
+        match status {
+            Status::Queued => new = Attempt::default(),
+            Status::Running => new = Attempt { started: Some(now), finished: None },
+            Status::Human if record.status == Status::Human => {}
+            // A person may come to it much later than the attempt has ended.
+            _ if record.status == Status::Running || old.finished.is_none() => new.finished = Some(now),
+            _ => {}
+        }
+        for (name, old, new) in [("started_ts", old.started, new.started), ("finished_ts", old.finished, new.finished)]
+        {
+            if old != new {
+                changes.push((name, new.map_or_else(|| NULL.to_owned(), Timestamp::to_json)));
+            }
+        }
+        if let Some(json) = nacks.changed() {
+            changes.push(("nacks", json));
+        }
+        if let Some(spend) = spend {
+            changes.push(("spend", with_spend(more.spend, spend)));
+        }
+        match self {
+            Self::Take { owner } => changes.push(("owner", owner.map_or_else(|| NULL.to_owned(), Owner::to_json))),
+            Self::Announce => changes.push(("notified_ts", now.to_json())),
+            _ => changes.push(("owner", NULL.to_owned())),
+        }
+        match self {
+            Self::Done { result: Some(result), .. } => changes.push(("result", json::compact(result))),
+            Self::Cancel { reason } => changes.push(("stopped", stopped(TOOLS, reason, "cancelled", now))),
+            _ if status == Status::Queued => {
+                changes.extend([("notified_ts", NULL.to_owned()), ("stopped", NULL.to_owned())]);
+            }
+            _ => {}
+        }
+
+        let ended = match self {
+            // The attempt has come to an end, though the record does not show it any more.
+            Self::Nack(_) if status == Status::Queued => Attempt { finished: Some(now), ..old },
+            _ => old,
+        };
+        let mut lost = Totals::default();
+        let [(old_wait, old_time), (new_wait, new_time)] =
+            [ended, new].map(|attempt| attempt.observations(record.ts, now));
+        if let Some(wait) = old_wait.filter(|_| old_wait != new_wait) {
+            lost.queue_wait.observe(wait);
+        }
+        if let Some(time) = old_time.filter(|_| old_time != new_time) {
+            lost.role_time.observe(time);
+        }
+        lost.dead = u64::from(record.status == Status::Dead && status != Status::Dead);
+        Ok(Transition { status, line: record.with(&changes), lost })
+    }
+}
+
+/// When the last attempt began and ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Attempt {
+    started: Option<Timestamp>,
+    finished: Option<Timestamp>,
+}
+
+impl Attempt {
+    /// The wait and the time in role that metrics see.
+    fn observations(self, queued: Timestamp, now: Timestamp) -> (Option<u64>, Option<u64>) {
+        let wait = self.started.and_then(|started| interval(queued, started, now));
+        let time = self.started.zip(self.finished).and_then(|(started, finished)| interval(started, finished, now));
+        (wait, time)
+    }
+}
+
+impl Refusal {
+    fn to_json(&self, by: &str, now: Timestamp) -> String {
+        let class = self.error_class.as_deref().map_or_else(|| "null".to_owned(), quoted);
+        format!(
+            r#"{{"ts":{},"by":{},"reason":{},"error_class":{class},"retryable":{}}}"#,
+            now.to_json(),
+            quoted(by),
+            quoted(&self.reason),
+            self.is_retryable
+        )
+    }
+}
+
+/// The elements of `nacks`.
+struct Nacks<'a> {
+    /// Those that the record has: its array without the brackets, or so many of which nothing is known.
+    old: Result<&'a str, usize>,
+    old_count: u64,
+    added: Vec<String>,
+}
+
+impl<'a> Nacks<'a> {
+    /// Of more than so many that are only counted, something is wrong.
+    const MAX_COUNTED: usize = 1_000;
+
+    fn read(json: Option<&'a str>) -> Result<Self, String> {
+        let Some(json) = json else { return Ok(Self { old: Err(0), old_count: 0, added: Vec::new() }) };
+        let (old, old_count) = match json::array_len(json) {
+            Some(count) => (Ok(elements(json)), count),
+            None => match json.parse::<usize>() {
+                Ok(count) if count <= Self::MAX_COUNTED => (Err(count), count as u64),
+                _ => return Err(format!("its `nacks` is {json}, which can't be right: mend the line by hand")),
+            },
+        };
+        Ok(Self { old, old_count, added: Vec::new() })
+    }
+
+    fn add(&mut self, element: &str) {
+        self.added.push(element.to_owned());
+    }
+
+    fn count(&self) -> u64 {
+        self.old_count + self.added.len() as u64
+    }
+
+    /// All of them, if some were added.
+    fn changed(&self) -> Option<String> {
+        let old = match self.old {
+            Ok(elements) => vec![elements],
+            Err(count) => vec!["{}"; count],
+        };
+        let all = old.into_iter().chain(self.added.iter().map(String::as_str)).filter(|element| !element.is_empty());
+        (!self.added.is_empty()).then(|| format!("[{}]", all.collect::<Vec<_>>().join(",")))
+    }
+}
+
+/// What stands between the brackets of an array.
+fn elements(array: &str) -> &str {
+    array.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or_default().trim()
+}
+
+/// What a record has cost and what it has cost now, as one `spend`.
+fn with_spend(old: Option<&str>, new: &str) -> String {
+    let new = json::compact(new);
+    let Some(old) = old else { return new };
+    let entries = |spend: &str| if spend.starts_with('[') { elements(spend).to_owned() } else { spend.to_owned() };
+    let both: Vec<String> = [entries(old), entries(&new)].into_iter().filter(|entries| !entries.is_empty()).collect();
+    format!("[{}]", both.join(","))
+}
+
+/// Makes sure that a result is JSON that fits into a record.
+///
+/// # Errors
+/// Says why it doesn't.
+pub fn check_result(result: &str) -> Result<(), String> {
+    check("result", result).map(|_| ())
+}
+
+/// Makes sure that `spend` is a number, an entry or an array of entries.
+///
+/// # Errors
+/// Says why it isn't.
+pub fn check_spend(spend: &str) -> Result<(), String> {
+    match check("spend", spend)? {
+        b'{' | b'-' | b'0'..=b'9' => Ok(()),
+        b'[' => check_entries(spend),
+        _ => Err("the spend is neither a number of USD, an entry, nor an array of these".to_owned()),
+    }
+}
+
+fn check_entries(spend: &str) -> Result<(), String> {
+    let is_entry = |value: &serde_json::value::RawValue| {
+        value.get().starts_with(|first: char| first == '{' || first == '-' || first.is_ascii_digit())
+    };
+    match serde_json::from_str::<Vec<&serde_json::value::RawValue>>(spend) {
+        Ok(entries) if entries.iter().all(|entry| is_entry(entry)) => Ok(()),
+        _ => Err("the spend's elements are not all numbers of USD or entries".to_owned()),
+    }
+}
+
+/// The first byte of a text that is one JSON value, and has no number that makes a record doubtful.
+fn check(what: &str, text: &str) -> Result<u8, String> {
+    // As a member of an object, all of it is looked at.
+    let object = format!("{{\"x\":{text}\n}}");
+    let members = json::Document::new(&object).object::<1>(|key| (key == b"x").then_some(0));
+    match members {
+        Ok(members) if members.non_finite => Err(format!("the {what} holds NaN or Infinity, which are no JSON")),
+        Ok(members) if !members.duplicates => {
+            let value = members.span(0).and_then(|span| object.get(span)).unwrap_or_default();
+            let is_all = value.len() == text.trim_matches([' ', '\t', '\n', '\r']).len();
+            match value.as_bytes().first() {
+                Some(first) if is_all => Ok(*first),
+                _ => Err(format!("the {what} is not one JSON value")),
+            }
+        }
+        _ => Err(format!("the {what} is not JSON: a text needs quotes")),
+    }
+}

@@ -1,0 +1,126 @@
+//! Appending a line to the queue beside others who may do so without the lock.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::atomic_file::Temporary;
+use super::files::{OpenQueue, QueueFiles, read_error};
+use super::lock::{self, ExclusiveLock};
+use super::{Error, ErrorKind, attributes, directory_of};
+
+/// What came of an attempt to append.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Appended {
+    /// The line is in the queue and on the disk.
+    Durable,
+    /// The last line is not terminated, and somebody may still be writing it.
+    Unterminated,
+    /// Somebody has begun a line at the same moment, so that ours is part of that one now.
+    Glued,
+}
+
+/// Appends a line, which ends with `\n`, in one write, and reads it back. If there is no queue, one is made of it.
+///
+/// # Errors
+/// If that fails. The message says whether the line may be in the queue all the same.
+pub(super) fn append(files: &QueueFiles, lock: &ExclusiveLock, line: &[u8]) -> Result<Appended, Error> {
+    let queue = loop {
+        match OpenQueue::open(files)? {
+            Some(queue) => break queue,
+            None if create(files, line)? => return Ok(Appended::Durable),
+            None => {} // somebody has just made one
+        }
+    };
+    queue.require_one_lock(files)?;
+    let path = &queue.path;
+    let failed = |error| Error::io(path, "cannot be appended to, and is left as it was", error);
+    let file = OpenOptions::new().read(true).append(true).open(path).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    if !is_line_start(&file, size).map_err(|error| read_error(path, error))? {
+        return Ok(Appended::Unterminated);
+    }
+    reserve(&file, size, line.len() as u64).map_err(failed)?;
+
+    let end = match (&file).write(line) {
+        Ok(written) if written == line.len() => io::Seek::stream_position(&mut &file).map_err(failed)?,
+        Ok(_) => return Err(torn(path, &file, io::ErrorKind::WriteZero.into())),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+            return Err(Error::new(ErrorKind::Busy, path, "was not appended to: a signal came: try again"));
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    let unsure = |error| Error::io(path, "cannot be read back or flushed to disk", error).note(MAY_BE_THERE);
+    let start = end - line.len() as u64;
+    let mut written = vec![0; line.len()];
+    file.read_exact_at(&mut written, start).map_err(unsure)?;
+    if written != line {
+        let changed =
+            Error::new(ErrorKind::Io, path, "reads differently from what was appended: somebody rewrites it in place");
+        return Err(changed.note(MAY_BE_THERE));
+    }
+    file.sync_all().map_err(unsure)?;
+    if !lock.is_effective()? || !lock::is_still_at(&file, path)? {
+        let what = "was replaced without the lock while a line was appended";
+        return Err(Error::new(ErrorKind::Io, path, what).note(MAY_BE_THERE));
+    }
+    Ok(if is_line_start(&file, start).map_err(unsure)? { Appended::Durable } else { Appended::Glued })
+}
+
+const MAY_BE_THERE: &str = "the new line may be in the queue or not: look with `handoff list`";
+
+/// Whether a line may begin here.
+fn is_line_start(file: &File, at: u64) -> io::Result<bool> {
+    let mut before = [b'\n'];
+    if at > 0 {
+        file.read_exact_at(&mut before, at - 1)?;
+    }
+    Ok(before == *b"\n")
+}
+
+/// Makes sure that there is room for the whole line: nobody could take half of one back, for others may have appended to it.
+fn reserve(file: &File, size: u64, length: u64) -> io::Result<()> {
+    let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+    if size.saturating_add(length) > limit {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    match fallocate(file, FallocateFlags::KEEP_SIZE, size, length) {
+        Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::IO)) => Err(error.into()),
+        // Not every file system can do that.
+        _ => Ok(()),
+    }
+}
+
+/// Only a part of the line could be written. It must not have the next line follow on it.
+fn torn(path: &std::path::Path, mut file: &File, error: io::Error) -> Error {
+    let terminated = file.write(b"\n").is_ok_and(|written| written == 1);
+    let error = Error::io(path, "could be appended to only in part", error);
+    if terminated {
+        error.note("that part is a malformed line now, and harmless").advise("make room, and try again")
+    } else {
+        error.note("its last line is torn").advise("make room, and try again: the next `handoff put` sets it apart")
+    }
+}
+
+/// Makes a queue of one line, unless there is one by now, and says whether it did.
+fn create(files: &QueueFiles, line: &[u8]) -> Result<bool, Error> {
+    let failed = |error| Error::io(&files.queue, "cannot be created", error);
+    let directory = directory_of(&files.queue);
+    let name = files.queue.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+    let temporary = Temporary::beside(&directory, name).map_err(failed)?;
+    temporary.file().write_all_at(line, 0).map_err(failed)?;
+    let metadata = fs::metadata(&directory).map_err(failed)?;
+    attributes::adopt(temporary.file(), &metadata).map_err(failed)?;
+    temporary.file().sync_all().map_err(failed)?;
+    match temporary.persist_new(&files.queue) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+        made => made.map_err(failed)?,
+    }
+    let synced = File::open(&directory).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| Error::io(&directory, "cannot be flushed to disk", error).note(MAY_BE_THERE))?;
+    Ok(true)
+}
