@@ -7,37 +7,27 @@
 
 use std::fs::File;
 
-use uuid::Uuid;
-
-use super::append::{Appended, append};
-use super::blob_writer::{BlobWriter, Durable};
-use super::files::{Finding, OpenQueue, QueueFiles, read_error};
-use super::lock::ExclusiveLock;
+use super::blob_writer::Durable;
+use super::files::{Finding, QueueFiles};
 use super::process::{self, Life};
+use super::put::{Judged, Put, Rules};
 use super::records::{Account, Change, Each, Filter, Found, Place, look};
-use super::replace::{Plan, Rewritten, rewrite, rewrite_locked};
-use super::scan::{ReadOptions, last_line_end};
-use super::{Error, ErrorKind, directory_of};
-use crate::format::draft::{Draft, Stopped};
+use super::replace::{Plan, rewrite};
+use super::scan::ReadOptions;
+use super::{Error, ErrorKind};
+use crate::format::draft::Draft;
 use crate::format::envelope::{self, Line, Status};
-use crate::format::offload::{Content, Rule};
 use crate::format::owner::Owner;
 use crate::format::time::Timestamp;
 use crate::format::transition::{Operation, Refusal, check_result, check_spend};
 
-/// A queue, and the rules of handing over.
+/// A queue to work with.
 #[derive(Clone, Debug)]
 pub struct Client {
     /// Where it is.
     pub files: QueueFiles,
     /// How it is read.
     pub options: ReadOptions,
-    /// The kinds that there are.
-    pub kinds: Vec<String>,
-    /// How many ancestors a record may have.
-    pub max_hops: usize,
-    /// What is too large for a line.
-    pub rule: Rule,
 }
 
 /// What came of an operation on a record.
@@ -55,21 +45,6 @@ pub struct Changed {
     pub line: String,
     /// The follow-up that was put.
     pub followup: Option<Put>,
-    /// What somebody should look at.
-    pub findings: Vec<Finding>,
-}
-
-/// A record that was put, or was there.
-#[derive(Debug)]
-pub struct Put {
-    /// Its id.
-    pub id: String,
-    /// What it is.
-    pub status: Status,
-    /// Whether the same had been put before, so that nothing was written.
-    pub existed: bool,
-    /// Why nobody is to take it, if so.
-    pub stopped: Option<String>,
     /// What somebody should look at.
     pub findings: Vec<Finding>,
 }
@@ -98,56 +73,10 @@ pub struct Outcome {
     pub followup: Option<String>,
 }
 
-/// How often a line is appended that others have spoilt.
-const MAX_APPENDS: usize = 10;
 /// How often a record is looked for among lines that arrive late.
 const MAX_ATTEMPTS: usize = 3;
 
 impl Client {
-    /// Puts a record.
-    ///
-    /// # Errors
-    /// [`ErrorKind::BadData`] if it is none that may be put, [`ErrorKind::Refused`] if the queue already has another in its place.
-    pub fn put(&self, draft: &Draft, now: Timestamp) -> Result<Put, Error> {
-        let (draft, durable) = self.prepare(draft.clone())?;
-        self.files.require_directory()?;
-        let lock = ExclusiveLock::acquire(&self.files, self.options.lock_timeout)?;
-        durable.as_ref().map_or(Ok(()), Durable::require_in_place)?;
-        let judged = if draft.run_id.is_some() || draft.correlation_id.is_some() || draft.parent.is_some() {
-            OpenQueue::open(&self.files)?
-                .map(|queue| self.judge(&draft, &queue.file, queue.metadata.len()))
-                .transpose()?
-        } else {
-            None
-        };
-        let mut new = match judged.unwrap_or_default() {
-            Judged::Existing(put) => return Ok(put),
-            Judged::New(new) => new,
-        };
-        new.findings.extend(durable.iter().flat_map(|durable| durable.findings.iter().cloned()));
-        let (put, line) = self.compose(&draft, new, now)?;
-        let line = line + "\n";
-        for _ in 0..MAX_APPENDS {
-            match append(&self.files, &lock, line.as_bytes())? {
-                Appended::Durable => return Ok(put),
-                Appended::Glued => {}
-                Appended::Unterminated => {
-                    let rewritten = rewrite_locked(&self.files, &lock, now, |file, end| {
-                        let nothing =
-                            look::<()>(&self.files, file, end, &self.options, &Filter::all(&["ledger"]), &|_, _, _| {});
-                        nothing?.into_plan(&self.files, &[], &[line.trim_end().to_owned()], &[])
-                    })?;
-                    if let Some(rewritten) = rewritten {
-                        let findings = [put.findings, findings_of(rewritten)].concat();
-                        return Ok(Put { findings, ..put });
-                    }
-                }
-            }
-        }
-        let what = "is written to without the lock all the time, so that no line stays whole";
-        Err(Error::new(ErrorKind::Busy, &self.files.queue, what).advise("try again"))
-    }
-
     /// Takes the oldest queued record of a role; `None` if there is none.
     ///
     /// # Errors
@@ -204,7 +133,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::BadData`] if the outcome is not valid, [`ErrorKind::Refused`] if the record can't be finished now.
-    pub fn done(&self, id: &str, by: &By, outcome: &Outcome, now: Timestamp) -> Result<Changed, Error> {
+    pub fn done(&self, id: &str, by: &By, outcome: &Outcome, rules: &Rules, now: Timestamp) -> Result<Changed, Error> {
         let invalid = |what: String| {
             Error::new(ErrorKind::BadData, &self.files.queue, format!("record {}: {what}", id.escape_debug()))
         };
@@ -213,13 +142,15 @@ impl Client {
         spend.as_deref().map_or(Ok(()), check_spend).map_err(invalid)?;
         // Whom it is from is known later.
         let draft = followup.as_deref().map(|text| Draft::follow_up(text, "?", id)).transpose().map_err(invalid)?;
-        let draft = draft.map(|draft| draft.check(&self.kinds)).transpose().map_err(invalid)?;
+        let draft = draft.map(|draft| draft.check(&rules.kinds)).transpose().map_err(invalid)?;
         let probe =
             Draft { payload: draft.as_ref().map_or("{}", |draft| &draft.payload).to_owned(), ..Draft::default() };
-        let (payload, result, durable) = self.offload(&probe, result.as_deref())?;
+        let (payload, result, durable) = self.offload(&probe, result.as_deref(), rules.offload)?;
         let draft = draft.map(|draft| Draft { payload, ..draft });
         let operation = Operation::Done { result: result.as_deref(), spend: spend.as_deref() };
-        let mut changed = self.change(id, by, &operation, draft.as_ref(), durable.as_ref(), now)?;
+        let followup = draft.as_ref().map(|draft| (draft, rules));
+        let request = Request { followup, durable: durable.as_ref(), ..Request::new(id, by, &operation) };
+        let mut changed = self.change(&request, now)?;
         changed.findings.extend(durable.into_iter().flat_map(|durable| durable.findings));
         Ok(changed)
     }
@@ -233,7 +164,7 @@ impl Client {
             Error::new(ErrorKind::BadData, &self.files.queue, format!("record {}: {what}", id.escape_debug()))
         };
         refusal.spend.as_deref().map_or(Ok(()), check_spend).map_err(invalid)?;
-        self.change(id, by, &Operation::Nack(refusal), None, None, now)
+        self.change(&Request::new(id, by, &Operation::Nack(refusal)), now)
     }
 
     /// Gives a record back that this owner holds, as if it had not been taken.
@@ -241,7 +172,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Refused`] if that owner doesn't hold it.
     pub fn hand_back(&self, id: &str, owner: &Owner, now: Timestamp) -> Result<Changed, Error> {
-        self.change(id, &By::OwnerOnly(owner.clone()), &Operation::HandBack, None, None, now)
+        self.change(&Request::new(id, &By::OwnerOnly(owner.clone()), &Operation::HandBack), now)
     }
 
     /// Has a record tried again that was given up, or whose worker is dead.
@@ -265,7 +196,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Refused`] if it doesn't wait for one any more.
     pub fn announce(&self, id: &str, now: Timestamp) -> Result<Changed, Error> {
-        self.change(id, &By::Force, &Operation::Announce, None, None, now)
+        self.change(&Request::new(id, &By::Force, &Operation::Announce), now)
     }
 
     /// Refuses all running records of a role whose owners are dead.
@@ -320,7 +251,7 @@ impl Client {
             })?;
             let Some(rewritten) = rewritten else { return Ok((None, Vec::new())) };
             if found.is_some() || rewritten.late.lines == 0 || attempts == MAX_ATTEMPTS {
-                return Ok((found, findings_of(rewritten)));
+                return Ok((found, rewritten.into_findings()));
             }
         }
     }
@@ -334,41 +265,35 @@ impl Client {
         now: Timestamp,
     ) -> Result<Changed, Error> {
         let by = if is_forced { By::Force } else { By::Nobody };
-        self.change(id, &by, operation, None, None, now)
+        self.change(&Request { may_be_prefix: true, ..Request::new(id, &by, operation) }, now)
     }
 
-    /// Applies an operation to the record with this id, and puts a follow-up of it, in one commit.
-    fn change(
-        &self,
-        id: &str,
-        by: &By,
-        operation: &Operation<'_>,
-        followup: Option<&Draft>,
-        durable: Option<&Durable>,
-        now: Timestamp,
-    ) -> Result<Changed, Error> {
+    /// Applies an operation to a record, and puts a follow-up of it, in one commit.
+    fn change(&self, request: &Request<'_>, now: Timestamp) -> Result<Changed, Error> {
+        let Request { id, may_be_prefix, operation, followup, durable, .. } = *request;
+        let filter = if may_be_prefix { Filter::beginning(id) } else { Filter::any(&[id]) };
         let each: Each<'_, Candidate> = &|record, place, found| {
-            if record.id == id {
-                let owner = record.more().owner.map(str::to_owned);
+            if record.id == id || may_be_prefix && record.id.starts_with(id) {
+                let (id, owner) = (record.id.to_string(), record.more().owner.map(str::to_owned));
                 let text = record.line().to_owned();
-                found.push(Found { place, what: Candidate { status: record.status, owner, text } });
+                found.push(Found { place, what: Candidate { id, status: record.status, owner, text } });
             }
         };
         let (changed, findings) = self.attempt(now, |file, end| {
             durable.map_or(Ok(()), Durable::require_in_place)?;
-            let mut looked = look(&self.files, file, end, &self.options, &Filter::any(&[id]), each)?;
+            let mut looked = look(&self.files, file, end, &self.options, &filter, each)?;
             let Some(Found { place, what }) = self.choose(id, operation, std::mem::take(&mut looked.found))? else {
                 return Ok((None, looked.into_plan(&self.files, &[], &[], &[])?));
             };
-            self.require_right(id, by, operation, place, &what)?;
+            self.require_right(request, place, &what)?;
             let (mut changed, change, account) = self.apply(operation, place, &what.text, now)?;
             let mut added = Vec::new();
-            if let Some(draft) = followup {
+            if let Some((draft, rules)) = followup {
                 let draft = Draft { from: changed.role.clone(), ..draft.clone() };
-                changed.followup = Some(match self.judge(&draft, file, end)? {
+                changed.followup = Some(match self.judge(&draft, rules, file, end)? {
                     Judged::Existing(put) => put,
                     Judged::New(new) => {
-                        let (put, line) = self.compose(&draft, new, now)?;
+                        let (put, line) = self.compose(&draft, rules, new, now)?;
                         added.push(line);
                         put
                     }
@@ -388,12 +313,21 @@ impl Client {
         &self,
         id: &str,
         operation: &Operation<'_>,
-        found: Vec<Found<Candidate>>,
+        mut found: Vec<Found<Candidate>>,
     ) -> Result<Option<Found<Candidate>>, Error> {
         let refused = |line: u64, what: String| {
             Error::new(ErrorKind::Refused, &self.files.queue, format!("record {} {what}", id.escape_debug()))
                 .at_line(line)
         };
+        if found.iter().any(|found| found.what.id == id) {
+            found.retain(|found| found.what.id == id);
+        } else if let Some(first) = found.first()
+            && let Some(other) = found.iter().find(|found| found.what.id != first.what.id)
+        {
+            let (one, other) = (first.what.id.escape_debug(), other.what.id.escape_debug());
+            let what = format!("has records whose ids begin with {}, {one} and {other} for two", id.escape_debug());
+            return Err(Error::new(ErrorKind::Refused, &self.files.queue, what).advise("say more of the id"));
+        }
         let (mut fit, unfit): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|found| operation.applies_to(found.what.status));
         match (fit.pop(), fit.is_empty(), unfit.last()) {
@@ -416,19 +350,13 @@ impl Client {
     }
 
     /// Makes sure that a running record is not taken from who holds it.
-    fn require_right(
-        &self,
-        id: &str,
-        by: &By,
-        operation: &Operation<'_>,
-        place: Place,
-        record: &Candidate,
-    ) -> Result<(), Error> {
+    fn require_right(&self, request: &Request<'_>, place: Place, record: &Candidate) -> Result<(), Error> {
+        let Request { by, operation, .. } = *request;
         if record.status != Status::Running || matches!(by, By::Force) {
             return Ok(());
         }
         let refused = |what: &str| {
-            let what = format!("record {} can't be {}: {what}", id.escape_debug(), operation.as_str());
+            let what = format!("record {} can't be {}: {what}", record.id.escape_debug(), operation.as_str());
             let error = Error::new(ErrorKind::Refused, &self.files.queue, what).at_line(place.line);
             Err(error.advise("--force does it all the same, if you know better"))
         };
@@ -482,197 +410,36 @@ impl Client {
         };
         Ok((changed, Change { place, line: transition.line }, Account { role, kind, totals: transition.lost }))
     }
+}
 
-    /// Checks a record that is to be put, and puts its large values into the blob store.
-    fn prepare(&self, draft: Draft) -> Result<(Draft, Option<Durable>), Error> {
-        let draft = draft.check(&self.kinds).map_err(|what| Error::new(ErrorKind::BadData, &self.files.queue, what))?;
-        let (payload, _, durable) = self.offload(&draft, None)?;
-        Ok((Draft { payload, ..draft }, durable))
-    }
+/// What is to be done to a record.
+#[derive(Clone, Copy)]
+struct Request<'a> {
+    id: &'a str,
+    /// Whether `id` may be how the record's begins.
+    may_be_prefix: bool,
+    by: &'a By,
+    operation: &'a Operation<'a>,
+    /// What is put with it.
+    followup: Option<(&'a Draft, &'a Rules)>,
+    /// The blobs that it refers to then.
+    durable: Option<&'a Durable>,
+}
 
-    /// Puts values of a payload and a result that are too large into the blob store, and returns both with handles in their place.
-    fn offload(&self, draft: &Draft, result: Option<&str>) -> Result<(String, Option<String>, Option<Durable>), Error> {
-        let unchanged = || (draft.payload.clone(), result.map(str::to_owned), None);
-        let limit = self.rule.max_bytes;
-        if draft.payload.len() <= limit && result.is_none_or(|result| result.len() <= limit) {
-            return Ok(unchanged());
-        }
-        let mut line = draft.to_line("-", None, Timestamp::from_micros(0));
-        if let Some(result) = result {
-            line.truncate(line.len() - 1);
-            line.extend([",\"result\":", result, "}"]);
-        }
-        let too_long = || {
-            let what = format!("{} bytes are more than a line may have (--max-line)", line.len());
-            Error::new(ErrorKind::BadData, &self.files.queue, what)
-        };
-        let Ok(Line::Record(record)) = envelope::parse(line.as_bytes()) else { return Err(too_long()) };
-        let oversized = self.rule.judge(&record);
-        if oversized.is_empty() {
-            return Ok(unchanged());
-        }
-        let contents = oversized.contents();
-        let texts = std::sync::Mutex::new(Some(contents.iter().map(|content| content.text.to_string()).collect()));
-        let writer = BlobWriter::open(&self.files.blobs, &directory_of(&self.files.queue), self.options.lock_timeout)?;
-        let next = || Ok(texts.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
-        let durable = writer.put_all(1, next)?;
-        let digests: Vec<_> = contents.iter().map(Content::digest).collect();
-        let line = oversized.replaced(&contents, &digests);
-        let Ok(Line::Record(record)) = envelope::parse(line.as_bytes()) else { return Err(too_long()) };
-        let payload = record.payload.unwrap_or("{}").to_owned();
-        Ok((payload, record.more().result.map(str::to_owned), Some(durable)))
-    }
-
-    /// What the queue's records say of one that is to be put.
-    fn judge(&self, draft: &Draft, file: &File, size: u64) -> Result<Judged, Error> {
-        let end = last_line_end(file, 0..size).map_err(|error| read_error(&self.files.queue, error))?;
-        let has_key = draft.run_id.is_some() || draft.correlation_id.is_some();
-        let key = draft.run_id.as_deref().or(draft.correlation_id.as_deref());
-        let words: Vec<&str> = key.into_iter().chain(draft.parent.as_deref()).collect();
-        if words.is_empty() {
-            return Ok(Judged::default());
-        }
-        let each: Each<'_, Related> = &|record, place, found| {
-            let more = record.more();
-            if has_key
-                && (&*record.kind, &*record.to) == (&*draft.kind, &*draft.to)
-                && (more.run_id.as_deref(), more.correlation_id.as_deref())
-                    == (draft.run_id.as_deref(), draft.correlation_id.as_deref())
-            {
-                let is_same = record.payload.is_some_and(|payload| draft.has_payload(payload));
-                found.push(Found {
-                    place,
-                    what: Related::Same { id: record.id.to_string(), status: record.status, is_same },
-                });
-            }
-            if draft.parent.is_some() && more.parent == draft.parent.as_deref().map(Into::into) {
-                found.push(Found { place, what: Related::FollowUp(record.id.to_string()) });
-            }
-            if draft.parent.as_deref() == Some(&*record.id) {
-                found.push(Found { place, what: Related::Parent(more.parent.map(Into::into)) });
-            }
-        };
-        let looked = look(&self.files, file, end, &self.options, &Filter::any(&words), each)?;
-        let refused = |place: Place, what: String| {
-            Err(Error::new(ErrorKind::Refused, &self.files.queue, what).at_line(place.line))
-        };
-        let (mut follow_up, mut parent) = (None, None);
-        for Found { place, what } in looked.found {
-            match what {
-                Related::Same { id, status, is_same: true } => {
-                    return Ok(Judged::Existing(Put {
-                        id,
-                        status,
-                        existed: true,
-                        stopped: None,
-                        findings: Vec::new(),
-                    }));
-                }
-                Related::Same { id, .. } => {
-                    let id = id.escape_debug();
-                    let what = format!(
-                        "record {id} has the same run, kind, role and correlation, but another payload: give this one a --correlation-id of its own"
-                    );
-                    return refused(place, what);
-                }
-                Related::FollowUp(id) => follow_up = Some((place, id)),
-                Related::Parent(of) => parent = Some(of),
-            }
-        }
-        if let Some((place, id)) = follow_up {
-            let parent = draft.parent.as_deref().unwrap_or_default();
-            let what = format!(
-                "record {} is the follow-up of {} already: a record has at most one",
-                id.escape_debug(),
-                parent.escape_debug()
-            );
-            return refused(place, what);
-        }
-        let mut new = New::default();
-        if let (Some(id), None) = (&draft.parent, &parent) {
-            let message = format!("has no record {}, of which this one is to be the follow-up", id.escape_debug());
-            new.findings.push(Finding::new(&self.files.queue, message));
-        }
-        new.hops = usize::from(draft.parent.is_some());
-        let mut next = parent.flatten();
-        while let Some(id) = next
-            && new.hops <= self.max_hops
-        {
-            new.hops += 1;
-            let each: Each<'_, Option<String>> = &|record, place, found| {
-                if record.id == id {
-                    found.push(Found { place, what: record.more().parent.map(Into::into) });
-                }
-            };
-            let found = look(&self.files, file, end, &self.options, &Filter::any(&[&id]), each)?.found;
-            next = found.into_iter().find_map(|found| found.what);
-        }
-        Ok(Judged::New(new))
-    }
-
-    /// The line of a record that may be put, without its `\n`.
-    fn compose(&self, draft: &Draft, new: New, now: Timestamp) -> Result<(Put, String), Error> {
-        let id = Uuid::new_v4().to_string();
-        let too_many = || Stopped::too_many_hops(new.hops, self.max_hops);
-        let stopped = draft.cycle().or_else(|| (new.hops > self.max_hops).then(too_many));
-        let line = draft.to_line(&id, stopped.as_ref(), now);
-        if line.len() > self.options.max_line {
-            let what = format!("{} bytes are more than a line may have (--max-line)", line.len());
-            return Err(Error::new(ErrorKind::BadData, &self.files.queue, what));
-        }
-        let status = stopped.as_ref().map_or(Status::Queued, |stopped| stopped.status);
-        let stopped = stopped.map(|stopped| stopped.reason);
-        Ok((Put { id, status, existed: false, stopped, findings: new.findings }, line))
+impl<'a> Request<'a> {
+    fn new(id: &'a str, by: &'a By, operation: &'a Operation<'a>) -> Self {
+        Self { id, may_be_prefix: false, by, operation, followup: None, durable: None }
     }
 }
 
 /// A record with the id that was looked for.
 struct Candidate {
+    id: String,
     status: Status,
     owner: Option<String>,
     text: String,
 }
 
-/// A record that has to do with one that is to be put.
-enum Related {
-    /// It has the same key.
-    Same { id: String, status: Status, is_same: bool },
-    /// It is the follow-up of the same parent.
-    FollowUp(String),
-    /// It is the parent, which may have one too.
-    Parent(Option<String>),
-}
-
-/// What the queue says of a record that is to be put.
-enum Judged {
-    /// It is there.
-    Existing(Put),
-    /// It isn't.
-    New(New),
-}
-
-impl Default for Judged {
-    fn default() -> Self {
-        Self::New(New::default())
-    }
-}
-
-#[derive(Default)]
-struct New {
-    /// How many ancestors it has; not counted any further than that they are too many.
-    hops: usize,
-    findings: Vec<Finding>,
-}
-
 fn is_dead(owner: &Owner) -> bool {
     process::life(owner).is_ok_and(|life| life == Life::Dead)
-}
-
-fn findings_of(rewritten: Rewritten) -> Vec<Finding> {
-    let unsettled = rewritten.unsettled.map(|error| Finding {
-        path: error.path().to_owned(),
-        line: None,
-        message: error.to_string(),
-    });
-    rewritten.findings.into_iter().chain(unsettled).collect()
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::files::Finding;
+
 /// What went wrong, and with which file.
 #[derive(Debug)]
 pub struct Error {
@@ -58,6 +60,12 @@ impl Error {
         Self { line: Some(line), ..self }
     }
 
+    /// The same as something that somebody should look at.
+    pub(super) fn into_finding(self) -> Finding {
+        let message = self.message();
+        Finding { path: self.path, line: self.line, message }
+    }
+
     /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -71,16 +79,10 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", self.path.display())?;
-        if let Some(line) = self.line {
-            write!(f, "{line}:")?;
-        }
-        write!(f, " {}", self.what)?;
-        if let Some(source) = &self.source {
-            write!(f, ": {source}")?;
-        }
+impl Error {
+    /// All of it but the place.
+    fn message(&self) -> String {
+        let source = self.source.as_ref().map(ToString::to_string);
         let by_cause = |source: &io::Error| match source.kind() {
             io::ErrorKind::PermissionDenied => Some("give this user access to it"),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some("make room for it"),
@@ -89,7 +91,18 @@ impl fmt::Display for Error {
             _ => None,
         };
         let advice = self.advice.or_else(|| self.source.as_ref().and_then(by_cause));
-        self.note.iter().chain(&advice).try_for_each(|more| write!(f, ": {more}"))
+        let more = self.note.into_iter().chain(advice).map(str::to_owned);
+        [self.what.clone()].into_iter().chain(source).chain(more).collect::<Vec<_>>().join(": ")
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.path.display())?;
+        if let Some(line) = self.line {
+            write!(f, "{line}:")?;
+        }
+        write!(f, " {}", self.message())
     }
 }
 

@@ -19,6 +19,7 @@ mod lock;
 pub mod offload;
 pub mod process;
 pub mod prune;
+pub mod put;
 pub mod queue;
 mod records;
 mod replace;

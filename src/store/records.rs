@@ -36,6 +36,13 @@ impl Filter {
         Self { all: Vec::new(), any: any.unwrap_or_default(), escape: Finder::new(ESCAPE) }
     }
 
+    /// Lines that hold a string that begins so.
+    pub(super) fn beginning(prefix: &str) -> Self {
+        let quoted = finder(prefix)
+            .map(|finder| finder.needle().strip_suffix(b"\"").map(|needle| Finder::new(needle).into_owned()));
+        Self { all: quoted.flatten().into_iter().collect(), any: Vec::new(), escape: Finder::new(ESCAPE) }
+    }
+
     fn passes(&self, line: &[u8]) -> bool {
         let holds = |finder: &Finder<'_>| finder.find(line).is_some();
         self.all.iter().all(holds) && (self.any.is_empty() || self.any.iter().any(holds)) || self.has_spelt_out(line)

@@ -56,8 +56,8 @@ impl Done {
         let [result, spend, followup] = [&self.result, &self.spend, &self.followup]
             .map(|argument| argument.as_deref().map(|argument| text(&self.place, argument)).transpose());
         let outcome = Outcome { result: result?, spend: spend?, followup: followup? };
-        let (client, by) = (self.rules.client(&self.place), self.holder.by(self.force.force)?);
-        let changed = client.done(&self.id, &by, &outcome, self.place.common.now())?;
+        let (client, by) = (self.place.client(), self.holder.by(self.force.force)?);
+        let changed = client.done(&self.id, &by, &outcome, &self.rules.read(), self.place.common.now())?;
         report(&self.place, &self.output, &changed)
     }
 }
@@ -100,9 +100,6 @@ pub(super) struct Nack {
     output: Output,
 
     #[command(flatten)]
-    rules: Rules,
-
-    #[command(flatten)]
     pub(super) place: Place,
 }
 
@@ -114,7 +111,7 @@ impl Nack {
             is_retryable: !self.no_retry,
             spend: self.spend.as_deref().map(|argument| text(&self.place, argument)).transpose()?,
         };
-        let (client, by) = (self.rules.client(&self.place), self.holder.by(self.force.force)?);
+        let (client, by) = (self.place.client(), self.holder.by(self.force.force)?);
         let changed = client.nack(&self.id, &by, &refusal, self.place.common.now())?;
         report(&self.place, &self.output, &changed)
     }
@@ -135,15 +132,12 @@ pub(super) struct Requeue {
     output: Output,
 
     #[command(flatten)]
-    rules: Rules,
-
-    #[command(flatten)]
     pub(super) place: Place,
 }
 
 impl Requeue {
     pub(super) fn run(&self) -> Result<Exit, Error> {
-        let client = self.rules.client(&self.place);
+        let client = self.place.client();
         let changed = client.requeue(&self.id, self.force.force, self.place.common.now())?;
         report(&self.place, &self.output, &changed)
     }
@@ -170,15 +164,12 @@ pub(super) struct Cancel {
     output: Output,
 
     #[command(flatten)]
-    rules: Rules,
-
-    #[command(flatten)]
     pub(super) place: Place,
 }
 
 impl Cancel {
     pub(super) fn run(&self) -> Result<Exit, Error> {
-        let client = self.rules.client(&self.place);
+        let client = self.place.client();
         let changed = client.cancel(&self.id, self.force.force, &self.reason, self.place.common.now())?;
         report(&self.place, &self.output, &changed)
     }

@@ -18,7 +18,7 @@ use super::messages::Messages;
 use crate::format::owner::Owner;
 use crate::store::client::{By, Client};
 use crate::store::files::QueueFiles;
-use crate::store::{Error, ErrorKind, process, read_regular};
+use crate::store::{self, Error, ErrorKind, process, read_regular};
 
 const NAME: &str = "handoff";
 
@@ -86,6 +86,10 @@ impl Place {
         self.common.files(self.blobs.dir())
     }
 
+    fn client(&self) -> Client {
+        Client { files: self.files(), options: self.common.read_options() }
+    }
+
     fn messages(&self) -> Messages {
         Messages::new(NAME, self.common.level())
     }
@@ -99,7 +103,7 @@ impl Place {
     }
 }
 
-/// The rules of handing over.
+/// The rules for new records.
 #[derive(Debug, Args)]
 struct Rules {
     /// The kinds that there are
@@ -116,14 +120,9 @@ struct Rules {
 }
 
 impl Rules {
-    fn client(&self, place: &Place) -> Client {
-        Client {
-            files: place.files(),
-            options: place.common.read_options(),
-            kinds: self.kinds.clone(),
-            max_hops: self.max_hops,
-            rule: self.limit.rule(),
-        }
+    fn read(&self) -> store::put::Rules {
+        let (kinds, max_hops) = (self.kinds.clone(), self.max_hops);
+        store::put::Rules { kinds, max_hops, offload: self.limit.rule() }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::cli::messages;
 use crate::format::draft::Draft;
 use crate::format::envelope::Status;
 use crate::store::Error;
-use crate::store::client::Put as Outcome;
+use crate::store::put::Put as Outcome;
 
 /// Put a record into the queue, and print its id
 ///
@@ -60,7 +60,6 @@ pub(super) struct Put {
 
 impl Put {
     pub(super) fn run(&self) -> Result<Exit, Error> {
-        let client = self.rules.client(&self.place);
         let draft = Draft {
             kind: self.kind.clone(),
             from: self.from.clone(),
@@ -70,7 +69,7 @@ impl Put {
             correlation_id: self.correlation_id.clone(),
             parent: self.parent.clone(),
         };
-        let put = client.put(&draft, self.place.common.now())?;
+        let put = self.place.client().put(&draft, &self.rules.read(), self.place.common.now())?;
         messages::print(
             if self.output.json { format!("{}\n", as_json(&put)) } else { format!("{}\n", put.id) }.as_bytes(),
         )?;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Holder, Place, Rules};
+use super::{Holder, Place};
 use crate::cli::exit::Exit;
 use crate::cli::messages;
 use crate::store::Error;
@@ -24,15 +24,12 @@ pub(super) struct Take {
     holder: Holder,
 
     #[command(flatten)]
-    rules: Rules,
-
-    #[command(flatten)]
     pub(super) place: Place,
 }
 
 impl Take {
     pub(super) fn run(&self) -> Result<Exit, Error> {
-        let client = self.rules.client(&self.place);
+        let client = self.place.client();
         let (owner, now) = (self.holder.owner()?, self.place.common.now());
         let (taken, findings) = client.take(&self.role, owner.as_ref(), now)?;
         let messages = self.place.messages();
