@@ -189,3 +189,90 @@ impl Draft {
 pub(super) fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
+
+#[cfg(test)]
+#[expect(clippy::expect_used, reason = "a test that panics has failed")]
+mod tests {
+    use super::super::envelope::{self, Line};
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_micros(1_795_953_600_000_000);
+
+    fn kinds() -> Vec<String> {
+        vec!["classify".to_owned()]
+    }
+
+    fn draft(payload: &str) -> Draft {
+        Draft { kind: "classify".into(), from: "a".into(), to: "b".into(), payload: payload.into(), ..Draft::default() }
+    }
+
+    fn with_summary(text: &str) -> Result<Draft, String> {
+        draft(&format!(r#"{{"summary":"{text}"}}"#)).check(&kinds())
+    }
+
+    #[test]
+    fn a_payload_is_put_on_one_line_and_otherwise_as_it_is() {
+        let payload = "\u{feff}\r\n{ \"a b\" :\t[1.50, 1e400, \"\\\" , \\\\\", \"\\ud83d\"],\n \"a b\": {} }\n";
+        let checked = draft(payload).check(&kinds()).expect("a draft");
+        assert_eq!(checked.payload, "{\"a b\":[1.50,1e400,\"\\\" , \\\\\",\"\\ud83d\"],\"a b\":{}}");
+        let line = checked.to_line("1", None, NOW);
+        assert!(
+            matches!(envelope::parse(line.as_bytes()), Ok(Line::Record(record)) if record.doubt.is_none()),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn a_summary_is_measured_in_characters() {
+        assert!(with_summary(&"é".repeat(800)).is_ok());
+        assert!(with_summary(&"\u{1f600}".repeat(800)).is_ok());
+        assert!(with_summary(&r"\n".repeat(800)).is_ok());
+        assert!(with_summary(&"é".repeat(801)).is_err_and(|what| what.contains("801 characters")));
+    }
+
+    #[test]
+    fn what_must_not_be_put_is_refused() {
+        for payload in [
+            "",
+            "[]",
+            "1",
+            "{",
+            "{}{}",
+            "{\"a\":NaN}",
+            "{\"summary\":1}",
+            "{\"summary\":\"a\",\"summary\":\"b\"}",
+            "{\"a\":\"\n\"}",
+        ] {
+            assert!(draft(payload).check(&kinds()).is_err(), "{payload:?}");
+        }
+        assert!(Draft { kind: "other".into(), ..draft("{}") }.check(&kinds()).is_err());
+        assert!(Draft { to: String::new(), ..draft("{}") }.check(&kinds()).is_err());
+        assert!(Draft { run_id: Some(String::new()), ..draft("{}") }.check(&kinds()).is_err());
+    }
+
+    #[test]
+    fn names_of_any_sort_are_kept() {
+        let name = "a/\"b\"\n\u{1f600}\\";
+        let drafted = Draft { to: name.into(), parent: Some(name.into()), ..draft("{}") };
+        let line = drafted.to_line(name, drafted.cycle().as_ref(), NOW);
+        match envelope::parse(line.as_bytes()) {
+            Ok(Line::Record(record)) => {
+                assert_eq!((&*record.id, &*record.to, record.more().parent.as_deref()), (name, name, Some(name)));
+            }
+            other => panic!("{line}: {other:?}"),
+        }
+        assert!(!line.contains('\n'));
+    }
+
+    #[test]
+    fn a_follow_up_says_what_it_is_and_nothing_else() {
+        let read = |text: &str| Draft::follow_up(text, "b", "1");
+        let follow_up = read(r#" {"kind":"k","to":"c","payload":{"a":1.0},"run_id":"r"} "#).expect("a draft");
+        assert_eq!((follow_up.from.as_str(), follow_up.parent.as_deref()), ("b", Some("1")));
+        assert_eq!((follow_up.payload.as_str(), follow_up.run_id.as_deref()), (r#"{"a":1.0}"#, Some("r")));
+        for bad in ["[]", "{}", r#"{"kind":"k"}"#, r#"{"kind":"k","to":"c","form":"x"}"#, r#"{"kind":"k","to":1}"#, "x"]
+        {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -319,3 +319,128 @@ fn check(what: &str, text: &str) -> Result<u8, String> {
         _ => Err(format!("the {what} is not JSON: a text needs quotes")),
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::expect_used, reason = "a test that panics has failed")]
+mod tests {
+    use super::super::envelope::{self, Line};
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_micros(1_795_953_600_500_000);
+
+    fn apply(operation: &Operation<'_>, line: &str) -> Result<Transition, String> {
+        match envelope::parse(line.as_bytes()) {
+            Ok(Line::Record(record)) => operation.apply(&record, NOW),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    fn refusal(is_retryable: bool) -> Refusal {
+        Refusal { reason: "a \"b\"\n".to_owned(), error_class: None, is_retryable, spend: None }
+    }
+
+    /// A record with some space in its line, and these members at the end.
+    fn record(status: &str, more: &str) -> String {
+        format!(
+            "\u{feff} {{ \"ts\" : 1795953000, \"id\":\"1\",\"kind\":\"k\", \"status\" :\"{status}\" ,\"from\":\"a\",\"to\":\"b\",\"x\":1e400{more} }}\r"
+        )
+    }
+
+    #[test]
+    fn only_what_an_operation_means_changes_in_a_line() {
+        let owner = Owner { host: "h".into(), boot_id: "b".into(), pid: 7, start_time: 9, pid_namespace: None };
+        let taken = apply(
+            &Operation::Take { owner: Some(&owner) },
+            &record("queued", r#","owner":null,"payload":{"status":"queued"}"#),
+        );
+        let expected = record(
+            "running",
+            r#","owner":{"host":"h","boot_id":"b","pid":7,"start_time":9},"payload":{"status":"queued"} ,"started_ts":1795953600.500000"#,
+        );
+        assert_eq!(taken.expect("a transition").line, expected.replace("500000 }", "500000}"));
+        let done = apply(&Operation::Done { result: Some("[1,\n 2]"), spend: Some("0.5") }, &record("running", ""));
+        let done = done.expect("a transition");
+        assert_eq!((done.status, done.lost), (Status::Done, Totals::default()));
+        assert!(
+            done.line.ends_with(
+                r#""x":1e400 ,"finished_ts":1795953600.500000,"spend":0.5,"result":[1,2]}"#.to_owned().as_str()
+            ) || done
+                .line
+                .ends_with("\"x\":1e400 ,\"finished_ts\":1795953600.500000,\"spend\":0.5,\"result\":[1,2]}\r"),
+            "{}",
+            done.line
+        );
+    }
+
+    #[test]
+    fn the_first_nack_queues_the_second_waits_for_a_person_and_none_is_forgotten() {
+        let nacked = |status: &str, more: &str, is_retryable: bool| {
+            let transition =
+                apply(&Operation::Nack(&refusal(is_retryable)), &record(status, more)).expect("a transition");
+            let nacks = transition.line.split_once("\"nacks\":").map_or(String::new(), |(_, rest)| rest.to_owned());
+            (transition.status, nacks)
+        };
+        let one = r#"{"ts":1795953600.500000,"by":"b","reason":"a \"b\"\n","error_class":null,"retryable":true}"#;
+        assert_eq!(nacked("running", "", true), (Status::Queued, format!("[{one}]}}\r")));
+        assert_eq!(nacked("running", r#","nacks":[{"old":1} ]"#, true).0, Status::Human);
+        assert!(nacked("running", r#","nacks":[{"old":1} ]"#, true).1.starts_with(&format!(r#"[{{"old":1}},{one}]"#)));
+        assert!(nacked("running", r#","nacks":2"#, true).1.starts_with(&format!("[{{}},{{}},{one}]")));
+        assert!(nacked("running", r#","nacks":[]"#, true).1.starts_with(&format!("[{one}]")));
+        assert_eq!(nacked("running", "", false).0, Status::Dead);
+        assert!(apply(&Operation::Nack(&refusal(true)), &record("running", r#","nacks":1001"#)).is_err());
+        // Whoever wrote `nack` without saying why has refused it once.
+        let requeued = apply(&Operation::Requeue, &record("nack", "")).expect("a transition");
+        assert!(requeued.line.contains(r#""nacks":[{}]"#), "{}", requeued.line);
+    }
+
+    #[test]
+    fn what_an_attempt_amounted_to_goes_to_the_ledger() {
+        let times = r#","started_ts":1795953060,"finished_ts":1795953160"#;
+        let lost = |operation: &Operation<'_>, status: &str, more: &str| {
+            let Totals { dead, queue_wait, role_time, .. } =
+                apply(operation, &record(status, more)).expect("a transition").lost;
+            (dead, queue_wait.sum_us / 1_000_000, role_time.sum_us / 1_000_000)
+        };
+        // Queued at …000, started at …060, now is …600.
+        let started = r#","started_ts":1795953060"#;
+        let (first, second) = (refusal(true), refusal(true));
+        assert_eq!(lost(&Operation::Nack(&first), "running", started), (0, 60, 540));
+        assert_eq!(lost(&Operation::Nack(&second), "running", &format!(r#","nacks":1{started}"#)), (0, 0, 0));
+        assert_eq!(lost(&Operation::HandBack, "running", started), (0, 60, 0));
+        assert_eq!(lost(&Operation::Requeue, "human", times), (0, 60, 100));
+        assert_eq!(lost(&Operation::Requeue, "dead", times), (1, 60, 100));
+        assert_eq!(lost(&Operation::Take { owner: None }, "queued", times), (0, 60, 100));
+        assert_eq!(lost(&Operation::Done { result: None, spend: None }, "human", times), (0, 0, 0));
+        assert_eq!(lost(&Operation::Cancel { reason: "r" }, "queued", ""), (0, 0, 0));
+        assert_eq!(lost(&Operation::Announce, "human", times), (0, 0, 0));
+    }
+
+    #[test]
+    fn costs_add_up() {
+        for (old, new, both) in [
+            (None, "0.5", "0.5"),
+            (Some("0.25"), "0.5", "[0.25,0.5]"),
+            (Some("[ ]"), "[{\"a\": 1}]", "[{\"a\":1}]"),
+            (Some("{\"a\":1}"), "[2, 3]", "[{\"a\":1},2,3]"),
+            (Some("[1 , 2]"), "[]", "[1 , 2]"),
+        ] {
+            assert_eq!(with_spend(old, new), both);
+        }
+    }
+
+    #[test]
+    fn what_is_given_must_be_one_json_value() {
+        for good in ["1", " {} ", "[1,\n\"a\"]", "\"text\"", "null"] {
+            assert_eq!(check_result(good), Ok(()), "{good}");
+        }
+        for bad in ["", " ", "text", "1,\"y\":2", "1}", "{}{}", "[NaN]", "1,\"x\":2", "\u{1}"] {
+            assert!(check_result(bad).is_err(), "{bad:?}");
+        }
+        for good in ["0.5", "-1", "{\"cost_usd\":1}", "[1,{\"model\":\"m\"}]", "[]"] {
+            assert_eq!(check_spend(good), Ok(()), "{good}");
+        }
+        for bad in ["\"0.5\"", "null", "[[1]]", "[\"a\"]", "true"] {
+            assert!(check_spend(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -12,7 +12,7 @@ use super::files::{Finding, QueueFiles};
 use super::process::{self, Life};
 use super::put::{Judged, Put, Rules};
 use super::records::{Account, Change, Each, Filter, Found, Place, look};
-use super::replace::{Plan, rewrite};
+use super::replace::{Plan, Rewritten, rewrite};
 use super::scan::ReadOptions;
 use super::{Error, ErrorKind};
 use crate::format::draft::Draft;
@@ -251,7 +251,7 @@ impl Client {
             })?;
             let Some(rewritten) = rewritten else { return Ok((None, Vec::new())) };
             if found.is_some() || rewritten.late.lines == 0 || attempts == MAX_ATTEMPTS {
-                return Ok((found, rewritten.into_findings()));
+                return Ok((found, unsettled(rewritten)));
             }
         }
     }
@@ -442,4 +442,9 @@ struct Candidate {
 
 fn is_dead(owner: &Owner) -> bool {
     process::life(owner).is_ok_and(|life| life == Life::Dead)
+}
+
+/// What somebody should look at after a replacement. Generations that stay for a while are nothing to be told of each time.
+pub(super) fn unsettled(rewritten: Rewritten) -> Vec<Finding> {
+    rewritten.unsettled.map(Error::into_finding).into_iter().collect()
 }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::append::{Appended, append};
 use super::blob_writer::{BlobWriter, Durable};
-use super::client::Client;
+use super::client::{Client, unsettled};
 use super::files::{Finding, OpenQueue, read_error};
 use super::lock::ExclusiveLock;
 use super::records::{Each, Filter, Found, Place, look};
@@ -80,7 +80,7 @@ impl Client {
                         nothing?.into_plan(&self.files, &[], &[line.trim_end().to_owned()], &[])
                     })?;
                     if let Some(rewritten) = rewritten {
-                        let findings = [put.findings, rewritten.into_findings()].concat();
+                        let findings = [put.findings, unsettled(rewritten)].concat();
                         return Ok(Put { findings, ..put });
                     }
                 }

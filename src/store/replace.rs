@@ -142,12 +142,6 @@ pub struct Rewritten {
 }
 
 impl Rewritten {
-    /// What somebody should look at, all in all.
-    pub(super) fn into_findings(self) -> Vec<Finding> {
-        let unsettled = self.unsettled.map(Error::into_finding);
-        self.findings.into_iter().chain(unsettled).collect()
-    }
-
     /// What becomes of a queue that doesn't exist.
     pub(super) fn of_nothing(files: &QueueFiles) -> Self {
         let message = "does not exist, so there is nothing to do: if it should, correct the path";
