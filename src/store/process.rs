@@ -35,16 +35,19 @@ pub fn this() -> Result<Owner, Error> {
 /// the interactive shell that has called us.
 ///
 /// # Errors
-/// If `/proc` can't be read.
+/// If `/proc` doesn't show the process that has called us.
 pub fn caller() -> Result<Owner, Error> {
     let mut pid = getppid().unwrap_or(Pid::INIT);
-    loop {
-        let Stat { parent, group, .. } = stat(pid)?;
-        match Pid::from_raw(parent) {
-            Some(parent) if group != pid.as_raw_nonzero().get() => pid = parent,
-            _ => return of(pid),
-        }
+    let mut seen =
+        stat(pid).map_err(|error| error.advise("say with --owner which process works on the record, or 0"))?;
+    while seen.group != pid.as_raw_nonzero().get()
+        && let Some(parent) = Pid::from_raw(seen.parent)
+        // Where /proc hides the processes of other users, the last one of ours will do.
+        && let Ok(next) = stat(parent)
+    {
+        (pid, seen) = (parent, next);
     }
+    of(pid)
 }
 
 /// The process with this number as an owner.
