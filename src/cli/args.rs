@@ -278,6 +278,6 @@ pub(super) fn size(text: &str) -> Result<ByteSize, String> {
     text.parse().map_err(|_| "not a size like 64MiB".to_owned())
 }
 
-fn time(text: &str) -> Result<Timestamp, String> {
+pub(super) fn time(text: &str) -> Result<Timestamp, String> {
     Timestamp::from_rfc3339(text).ok_or_else(|| "not a time like 2026-11-29T10:00:00Z".to_owned())
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -61,20 +61,29 @@ impl Messages {
 
 /// Prints data to standard output.
 pub(super) fn print(data: &[u8]) -> Result<(), Error> {
+    print_each([Ok(data)])
+}
+
+/// Prints pieces of data one after the other, for as long as somebody reads them.
+pub(super) fn print_each<D: AsRef<[u8]>>(pieces: impl IntoIterator<Item = Result<D, Error>>) -> Result<(), Error> {
     // Who reads only the beginning, as head(1) does, has got what they wanted.
-    deliver(data).or_else(|undelivered| undelivered.map_or(Ok(()), Err))
+    deliver(pieces).or_else(|undelivered| undelivered.map_or(Ok(()), Err))
 }
 
 /// Prints data to standard output that somebody must get.
 ///
 /// # Errors
 /// If nobody has; without an error if nobody reads any more.
-pub(super) fn deliver(data: &[u8]) -> Result<(), Option<Error>> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(data).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+pub(super) fn deliver<D: AsRef<[u8]>>(pieces: impl IntoIterator<Item = Result<D, Error>>) -> Result<(), Option<Error>> {
+    let undelivered = |error: io::Error| match error.kind() {
         io::ErrorKind::BrokenPipe => None,
         _ => Some(Error::io(Path::new("standard output"), "cannot be written", error)),
-    })
+    };
+    let mut stdout = BufWriter::new(io::stdout().lock());
+    for piece in pieces {
+        stdout.write_all(piece.map_err(Some)?.as_ref()).map_err(undelivered)?;
+    }
+    stdout.flush().map_err(undelivered)
 }
 
 /// Tells somebody who has said too little what can be said.
@@ -82,9 +91,14 @@ pub(super) fn print_help(help: &str) {
     drop(io::stderr().write_all(help.as_bytes()));
 }
 
-/// Escapes control characters: file names may hold them, and a terminal would obey them.
-fn one_line(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+/// Escapes what a terminal would obey instead of showing it, control characters and those that turn the direction of text: file names and
+/// records may hold them.
+pub(super) fn one_line(text: &str) -> String {
+    let is_obeyed = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().flat_map(|c| if is_obeyed(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 #[expect(clippy::disallowed_methods, reason = "cli owns the environment")]
@@ -100,6 +114,6 @@ mod tests {
 
     #[test]
     fn a_message_is_one_line_that_no_terminal_obeys() {
-        assert_eq!(one_line("a\nb\u{1b}[2Jé\u{9b}"), "a\\nb\\u{1b}[2Jé\\u{9b}");
+        assert_eq!(one_line("a\nb\u{1b}[2Jé\u{9b}\u{202e}"), "a\\nb\\u{1b}[2Jé\\u{9b}\\u{202e}");
     }
 }

@@ -141,6 +141,29 @@ impl<'a> Envelope<'a> {
     }
 }
 
+impl<'a> Envelope<'a> {
+    /// What the payload says in short, if that is a string.
+    #[must_use]
+    pub fn summary(&self) -> Option<Cow<'a, str>> {
+        let payload = Document::new(self.payload?);
+        let members = payload.object::<1>(|key| (key == b"summary").then_some(0)).ok()?;
+        members.string(0).map(|text| text.text)
+    }
+
+    /// The fields that the format does not name: their keys, decoded, and their values as JSON text.
+    #[must_use]
+    pub fn unknown_fields(&self) -> Vec<(Cow<'a, str>, &'a str)> {
+        let mut fields = Vec::new();
+        // The line has been read before, so that nothing stops the cursor.
+        let _ = self.document.start().entries(&mut |cursor, key| {
+            let (key, value) = (json::string(key), cursor.text()?);
+            fields.extend(key.filter(|key| index(key.text.as_bytes()).is_none()).map(|key| (key.text, value)));
+            Ok(())
+        });
+        fields
+    }
+}
+
 /// Why a record can't be read with certainty. The first one that applies counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doubt {

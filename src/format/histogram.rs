@@ -23,6 +23,20 @@ impl Histogram {
         self.sum_us = self.sum_us.saturating_add(micros);
     }
 
+    /// Whether durations in these buckets can have this sum.
+    #[must_use]
+    pub fn is_plausible(&self) -> bool {
+        let bounds = || BOUNDS_SECONDS.iter().map(|seconds| u128::from(*seconds) * 1_000_000);
+        let total = |bounds: &mut dyn Iterator<Item = u128>| -> u128 {
+            self.buckets.iter().zip(bounds).map(|(count, bound)| u128::from(*count) * bound).sum()
+        };
+        // What would go beyond the largest number stays there.
+        let least = total(&mut std::iter::once(0).chain(bounds())).min(u64::MAX.into());
+        let [.., without_bound] = self.buckets;
+        let sum = u128::from(self.sum_us);
+        least <= sum && (without_bound > 0 || sum <= total(&mut bounds()))
+    }
+
     /// Adds all that the other one observed.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.buckets.iter_mut().zip(other.buckets) {
@@ -44,5 +58,15 @@ mod tests {
         }
         assert_eq!(histogram.buckets, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
         assert_eq!(histogram.sum_us, 1_209_620_000_002);
+        assert!(histogram.is_plausible());
+    }
+
+    #[test]
+    fn a_sum_lies_between_the_bounds_of_its_buckets() {
+        let with = |sum_us| Histogram { buckets: [2, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], sum_us };
+        let sums = [29_999_999, 30_000_000, 80_000_000, 80_000_001];
+        assert_eq!(sums.map(|sum| with(sum).is_plausible()), [false, true, true, false]);
+        let most = Histogram { buckets: [u64::MAX; 13], sum_us: u64::MAX };
+        assert!(most.is_plausible());
     }
 }

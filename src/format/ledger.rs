@@ -104,6 +104,29 @@ pub struct Totals {
     pub unpriced: u64,
 }
 
+impl LedgerTotals {
+    /// What can't be so, however records came and went.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        for LedgerCell { role, kind, totals } in &self.cells {
+            let mut fault =
+                |what: String| faults.push(format!("the totals of role {role} and kind {kind} can't be so: {what}"));
+            for (name, number) in [("done", totals.done), ("unpriced", totals.unpriced)] {
+                if number > totals.records {
+                    fault(format!("{number} are {name}, of {} records", totals.records));
+                }
+            }
+            for (name, histogram) in [("queue_wait", &totals.queue_wait), ("role_time", &totals.role_time)] {
+                if !histogram.is_plausible() {
+                    fault(format!("the buckets of {name} don't make its sum"));
+                }
+            }
+        }
+        faults
+    }
+}
+
 impl Totals {
     /// Adds the other's amounts.
     pub fn merge(&mut self, other: &Self) {

@@ -4,6 +4,7 @@
 //! present time is a parameter.
 
 pub mod blob;
+pub mod cause;
 pub mod draft;
 pub mod envelope;
 pub mod histogram;
@@ -15,6 +16,7 @@ pub mod malformed;
 pub mod money;
 pub mod offload;
 pub mod owner;
+pub mod pretty;
 pub mod retention;
 pub mod spend;
 pub mod summary;

@@ -176,11 +176,7 @@ impl Plan {
 
     /// Adds the next line, and says whether it goes on.
     pub fn add(&mut self, line: RawLine<'_>, policy: &Policy) -> bool {
-        let bytes = match line {
-            RawLine::Whole(line) => line.len() as u64,
-            RawLine::TooLong { bytes, .. } => bytes,
-        };
-        let amount = Amount { lines: 1, bytes: bytes + 1 };
+        let amount = Amount { lines: 1, bytes: line.size() };
         let reason = match envelope::parse_raw(line) {
             Ok(Line::Ledger(ledger)) => {
                 self.ledgers += amount;

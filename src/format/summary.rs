@@ -82,8 +82,13 @@ impl Summary {
 
     /// Adds the next line.
     pub fn add(&mut self, line: RawLine<'_>, parameters: &Parameters) {
+        self.add_parsed(envelope::parse_raw(line), parameters);
+    }
+
+    /// Adds the next line as it was read.
+    pub fn add_parsed(&mut self, line: Result<Line<'_>, Malformed>, parameters: &Parameters) {
         self.lines += 1;
-        match envelope::parse_raw(line) {
+        match line {
             Ok(Line::Blank) => {}
             Ok(Line::Record(envelope)) => self.add_record(&envelope, parameters),
             Ok(Line::Ledger(ledger)) => {

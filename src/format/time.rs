@@ -61,7 +61,8 @@ impl Timestamp {
     }
 
     /// Reads a time from one valid JSON value.
-    pub(super) fn from_json(json: &str) -> Option<Self> {
+    #[must_use]
+    pub fn from_json(json: &str) -> Option<Self> {
         match json.as_bytes().first()? {
             b'"' => Self::from_rfc3339(&json::string(json)?.text),
             b'-' | b'0'..=b'9' => Self::from_number(json),

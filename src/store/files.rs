@@ -1,9 +1,11 @@
 //! Where a queue and what belongs to it lie.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -41,6 +43,13 @@ impl QueueFiles {
 fn stem(queue: &Path) -> &OsStr {
     let name = queue.file_name().unwrap_or_default();
     OsStr::from_bytes(name.as_bytes().strip_suffix(b".jsonl").unwrap_or(name.as_bytes()))
+}
+
+/// Where malformed lines are put aside: beside the file that a queue really is.
+pub(super) fn quarantine_of(real: &Path) -> PathBuf {
+    let mut name = stem(real).to_owned();
+    name.push(".bad.jsonl");
+    real.with_file_name(name)
 }
 
 /// Something that somebody should look at.
@@ -129,6 +138,46 @@ impl OpenQueue {
         let what = format!("there is another lock, {}: workers that use it are not kept out", other.display());
         Err(Error::new(ErrorKind::Io, &files.lock, what)
             .advise("make all use the queue by the same name, and remove the lock that nobody uses"))
+    }
+
+    /// Passes over the late lines of generations that the ledger lists with these offsets: `each` is given a file and where they stand in it.
+    /// Returns the number of generations.
+    ///
+    /// # Errors
+    /// Those of `each`, or if a generation can't be opened.
+    pub(super) fn for_each_late(
+        &self,
+        offsets: &BTreeMap<u64, u64>,
+        findings: &mut Vec<Finding>,
+        mut each: impl FnMut(&Path, &File, Range<u64>) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        let mut count = 0;
+        let mut unlisted = Vec::new();
+        for generation in self.generations.iter().filter(|generation| !generation.is_queue) {
+            let path = &generation.path;
+            count += 1;
+            let Some(&offset) = offsets.get(&generation.number) else {
+                unlisted.push(generation);
+                continue;
+            };
+            let file = generation.open(&self.metadata)?;
+            let size = file.metadata().map_err(|error| read_error(path, error))?.len();
+            if offset > size {
+                let message =
+                    format!("has {size} bytes, but the queue's ledger says that {offset} have been taken over");
+                findings.push(Finding::new(path, message));
+                continue;
+            }
+            each(path, &file, offset..size)?;
+        }
+        if let [first, more @ ..] = unlisted.as_slice() {
+            findings.push(first.unlisted(!offsets.is_empty()));
+            if !more.is_empty() {
+                let message = format!("and {} more like it", more.len());
+                findings.push(Finding::new(&first.path, message));
+            }
+        }
+        Ok(count)
     }
 
     /// The name of a generation.

@@ -23,6 +23,18 @@ pub enum Life {
     Unknown,
 }
 
+impl Life {
+    /// Its name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Alive => "alive",
+            Self::Dead => "dead",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// This process as an owner.
 ///
 /// # Errors
@@ -95,6 +107,14 @@ pub fn life(owner: &Owner) -> Result<Life, Error> {
         Ok(_) => Ok(Life::Alive),
         Err(_) => Ok(Life::Unknown),
     }
+}
+
+/// The same of an owner as it stands in a record.
+///
+/// # Errors
+/// If `/proc` can't be read.
+pub fn life_of(owner: &str) -> Result<Life, Error> {
+    Owner::read(owner).map_or(Ok(Life::Unknown), |owner| life(&owner))
 }
 
 fn host() -> String {

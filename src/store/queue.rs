@@ -184,40 +184,21 @@ impl<'a> Scan<'a> {
 
     /// Adds the late lines of the queue's generations, and counts these.
     fn add_generations(&mut self, queue: &OpenQueue) -> Result<u64, Error> {
-        let mut count = 0;
-        let mut unlisted = Vec::new();
-        for generation in queue.generations.iter().filter(|generation| !generation.is_queue) {
-            let path = &generation.path;
+        let (offsets, mut findings) = (self.summary.generations.clone(), Vec::new());
+        let count = queue.for_each_late(&offsets, &mut findings, |path, file, range| {
             let failed = |error| read_error(path, error);
-            count += 1;
-            let Some(&offset) = self.summary.generations.get(&generation.number) else {
-                unlisted.push(generation);
-                continue;
-            };
-            let file = generation.open(&queue.metadata)?;
-            let size = file.metadata().map_err(failed)?.len();
-            if offset > size {
-                let message =
-                    format!("has {size} bytes, but the queue's ledger says that {offset} have been taken over");
-                self.findings.push(Finding::new(path, message));
-                continue;
-            }
             let (before, unterminated_bytes) = (self.summary.lines, self.unterminated_bytes);
-            self.add_segment(&file, offset..size).map_err(failed)?;
+            let offset = range.start;
+            self.add_segment(file, range).map_err(failed)?;
             self.unterminated_bytes = unterminated_bytes;
             if !self.summary.first_malformed.is_empty() {
-                let skipped = count_lines(&file, 0..offset, self.options.buffer).map_err(failed)?;
+                let skipped = count_lines(file, 0..offset, self.options.buffer).map_err(failed)?;
                 self.take_malformed(path, before, skipped);
             }
-        }
-        if let [first, more @ ..] = unlisted.as_slice() {
-            self.findings.push(first.unlisted(!self.summary.generations.is_empty()));
-            if !more.is_empty() {
-                let message = format!("and {} more like it", more.len());
-                self.findings.push(Finding::new(&first.path, message));
-            }
-        }
-        Ok(count)
+            Ok(())
+        });
+        self.findings.append(&mut findings);
+        count
     }
 }
 

@@ -14,6 +14,7 @@
 
 mod beside_writers;
 mod blob_commands;
+mod check;
 mod compact_attributes;
 mod compact_crash;
 mod compact_power_cut;
@@ -39,6 +40,7 @@ mod offload_settings;
 mod offload_values;
 mod offloaded;
 mod race;
+mod reading;
 mod services;
 mod settings;
 mod strace;

@@ -126,6 +126,13 @@ impl TestEnv {
         self.command(HANDOFF)
     }
 
+    /// `handoff` with a verb, for `queue.jsonl`.
+    pub(crate) fn handoff(&self, verb: &str) -> Command {
+        let mut command = self.command(tool_or_mutant(HANDOFF));
+        command.args([verb, "--queue", "queue.jsonl", "--now", NOW]);
+        command
+    }
+
     /// `handoff blob` with a verb and what is given to it, for `queue.jsonl`.
     pub(crate) fn handoff_blob(&self, verb: &str) -> Command {
         let mut command = self.bare_handoff();

@@ -1,9 +1,14 @@
 //! `handoff`: what people and agents do with the queue. One module a verb.
 
 mod blob;
+mod check;
 mod end;
+mod list;
 mod put;
+mod show;
+mod status;
 mod take;
+mod text;
 
 use std::io::Read;
 use std::path::Path;
@@ -18,6 +23,7 @@ use super::messages::Messages;
 use crate::format::owner::Owner;
 use crate::store::client::{By, Client};
 use crate::store::files::QueueFiles;
+use crate::store::read::Pass;
 use crate::store::{self, Error, ErrorKind, process, read_regular};
 
 const NAME: &str = "handoff";
@@ -44,6 +50,10 @@ enum Verb {
     /// Look at the blobs that handles in the queue stand for
     #[command(subcommand)]
     Blob(blob::Blobs),
+    List(list::List),
+    Show(show::Show),
+    Status(status::Status),
+    Check(check::Check),
 }
 
 impl Verb {
@@ -56,6 +66,10 @@ impl Verb {
             Self::Requeue(command) => &mut command.place,
             Self::Cancel(command) => &mut command.place,
             Self::Blob(command) => command.place_mut(),
+            Self::List(command) => &mut command.place,
+            Self::Show(command) => &mut command.place,
+            Self::Status(command) => &mut command.place,
+            Self::Check(command) => &mut command.place,
         }
     }
 
@@ -68,6 +82,10 @@ impl Verb {
             Self::Requeue(command) => command.run(),
             Self::Cancel(command) => command.run(),
             Self::Blob(command) => command.run(),
+            Self::List(command) => command.run(),
+            Self::Show(command) => command.run(),
+            Self::Status(command) => command.run(),
+            Self::Check(command) => command.run(),
         }
     }
 }
@@ -92,6 +110,18 @@ impl Place {
 
     fn messages(&self) -> Messages {
         Messages::new(NAME, self.common.level())
+    }
+
+    /// Says what else was found while the queue was read.
+    fn report(&self, pass: &Pass) {
+        self.warn_without_queue(pass.has_queue);
+        for finding in &pass.findings {
+            self.messages().warning(finding);
+        }
+        let Pass { lines, late_lines, queue_bytes, .. } = pass;
+        let queue = self.common.queue.display();
+        self.messages()
+            .info(format_args!("{queue}: lines: {lines}, of which late: {late_lines}, bytes: {queue_bytes}"));
     }
 
     /// Without a queue there is nothing to compare a store with, and most likely another is meant.
@@ -184,9 +214,9 @@ struct Output {
 const EXIT_CODES: &str = "\
 Exit codes:
    0  done
-   1  there is nothing to take, or a check has found problems
+   1  there is nothing to take, no such record, or a check has found problems
    2  wrong usage
-  65  what is given is not valid, a record is not in a state for that, or a blob or the queue's ledger is damaged
+  65  what is given is not valid, a record is not in a state for that, an id is ambiguous, or a blob or the queue's ledger is damaged
   74  a file can't be read or written, or isn't there
   75  the lock is busy, or the queue was rewritten without it: try again";
 

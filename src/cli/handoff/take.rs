@@ -40,7 +40,7 @@ impl Take {
             messages.info(format_args!("{}: nothing is queued for {}", self.place.common.queue.display(), self.role));
             return Ok(Exit::No);
         };
-        match messages::deliver(format!("{}\n", taken.line).as_bytes()) {
+        match messages::deliver([Ok(format!("{}\n", taken.line))]) {
             Ok(()) => Ok(Exit::Done),
             // Nobody has got it, so nobody would work on it.
             Err(error) => {
