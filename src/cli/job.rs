@@ -88,9 +88,7 @@ impl<'a> Job<'a> {
 
     /// Reports what somebody should look at.
     pub(super) fn report(&mut self, rewritten: &Rewritten) {
-        for finding in &rewritten.findings {
-            self.messages.warning(finding);
-        }
+        self.messages.warnings(&rewritten.findings);
         if let Some(error) = &rewritten.unsettled {
             self.fail(error);
         }

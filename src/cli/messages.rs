@@ -40,6 +40,13 @@ impl Messages {
         self.print(Level::Warning, &message);
     }
 
+    /// What somebody should look at.
+    pub(super) fn warnings<D: Display>(&self, messages: impl IntoIterator<Item = D>) {
+        for message in messages {
+            self.warning(message);
+        }
+    }
+
     pub(super) fn notice(&self, message: impl Display) {
         self.print(Level::Notice, &message);
     }

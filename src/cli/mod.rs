@@ -3,10 +3,13 @@
 //! *Architecture invariant:* this layer alone reads the time of day and the environment, prints, and decides on exit codes.
 
 mod args;
+mod child;
 pub mod compact;
 mod exit;
 pub mod exporter;
 pub mod handoff;
 mod job;
+mod mail;
 mod messages;
+mod notify;
 pub mod offload;

@@ -49,6 +49,15 @@ pub struct Changed {
     pub findings: Vec<Finding>,
 }
 
+impl Changed {
+    /// Whether it, or its follow-up, waits for a person now.
+    #[must_use]
+    pub fn has_escalated(&self) -> bool {
+        self.status == Status::Human
+            || self.followup.as_ref().is_some_and(|put| put.status == Status::Human && !put.existed)
+    }
+}
+
 /// Who ends a record.
 #[derive(Clone, Debug)]
 pub enum By {
@@ -199,7 +208,7 @@ impl Client {
         self.change(&Request::new(id, &By::Force, &Operation::Announce), now)
     }
 
-    /// Refuses all running records of a role whose owners are dead.
+    /// Refuses all running records of a role whose owners are dead, and finds those that have none.
     ///
     /// # Errors
     /// If the queue can't be read or replaced.
@@ -211,17 +220,25 @@ impl Client {
             spend: None,
         };
         let operation = Operation::Nack(&refusal);
-        let each: Each<'_, String> = &|record, place, found| {
-            let is_running = record.to == role && record.status == Status::Running && record.doubt.is_none();
-            if is_running && record.more().owner.and_then(Owner::read).is_some_and(|owner| is_dead(&owner)) {
-                found.push(Found { place, what: record.line().to_owned() });
+        // `None` is one without an owner.
+        let each: Each<'_, Option<String>> = &|record, place, found| {
+            if record.to != role || record.status != Status::Running || record.doubt.is_some() {
+                return;
+            }
+            match record.more().owner.and_then(Owner::read) {
+                Some(owner) if is_dead(&owner) => found.push(Found { place, what: Some(record.line().to_owned()) }),
+                Some(_) => {}
+                None => found.push(Found { place, what: None }),
             }
         };
-        let (reclaimed, findings) = self.attempt(now, |file, end| {
+        let mut unowned = None;
+        let (reclaimed, mut findings) = self.attempt(now, |file, end| {
             let filter = Filter::all(&[Status::Running.as_str(), role]);
             let mut looked = look(&self.files, file, end, &self.options, &filter, each)?;
             let (mut reclaimed, mut changes, mut accounts) = (Vec::new(), Vec::new(), Vec::new());
+            unowned = looked.found.iter().find(|found| found.what.is_none()).map(|found| found.place.line);
             for Found { place, what } in std::mem::take(&mut looked.found) {
+                let Some(what) = what else { continue };
                 // One that can't be refused must not keep the others from it: `check` tells of it.
                 if let Ok((changed, change, account)) = self.apply(&operation, place, &what, now) {
                     reclaimed.push(changed);
@@ -231,6 +248,11 @@ impl Client {
             }
             Ok((Some(reclaimed), looked.into_plan(&self.files, &changes, &[], &accounts)?))
         })?;
+        if unowned.is_some() {
+            let what = "a running record does not say who works on it, so that nobody can tell whether that lives, and it is left as it is";
+            let message = format!("{what}: handoff requeue --force if it does not");
+            findings.push(Finding { line: unowned, ..Finding::new(&self.files.queue, message) });
+        }
         Ok((reclaimed.unwrap_or_default(), findings))
     }
 

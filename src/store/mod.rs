@@ -27,6 +27,8 @@ pub mod read;
 mod records;
 mod replace;
 pub mod scan;
+pub mod unannounced;
+pub mod watch;
 
 use std::fs::{self, File};
 use std::io;

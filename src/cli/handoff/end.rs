@@ -3,9 +3,10 @@
 use clap::Args;
 use clap::builder::FalseyValueParser;
 
-use super::{Holder, Output, Place, Rules, put, text};
+use super::{Holder, Output, Place, Rules, put, tell_people, text};
 use crate::cli::exit::Exit;
 use crate::cli::messages;
+use crate::cli::notify::Channel;
 use crate::format::transition::Refusal;
 use crate::store::Error;
 use crate::store::client::{Changed, Outcome};
@@ -48,6 +49,9 @@ pub(super) struct Done {
     rules: Rules,
 
     #[command(flatten)]
+    channel: Channel,
+
+    #[command(flatten)]
     pub(super) place: Place,
 }
 
@@ -58,7 +62,11 @@ impl Done {
         let outcome = Outcome { result: result?, spend: spend?, followup: followup? };
         let (client, by) = (self.place.client(), self.holder.by(self.force.force)?);
         let changed = client.done(&self.id, &by, &outcome, &self.rules.read(), self.place.common.now())?;
-        report(&self.place, &self.output, &changed)
+        let exit = report(&self.place, &self.output, &changed);
+        if changed.has_escalated() {
+            tell_people(&self.channel, &self.place);
+        }
+        exit
     }
 }
 
@@ -100,6 +108,9 @@ pub(super) struct Nack {
     output: Output,
 
     #[command(flatten)]
+    channel: Channel,
+
+    #[command(flatten)]
     pub(super) place: Place,
 }
 
@@ -113,7 +124,11 @@ impl Nack {
         };
         let (client, by) = (self.place.client(), self.holder.by(self.force.force)?);
         let changed = client.nack(&self.id, &by, &refusal, self.place.common.now())?;
-        report(&self.place, &self.output, &changed)
+        let exit = report(&self.place, &self.output, &changed);
+        if changed.has_escalated() {
+            tell_people(&self.channel, &self.place);
+        }
+        exit
     }
 }
 
@@ -186,9 +201,6 @@ struct Force {
 fn report(place: &Place, output: &Output, changed: &Changed) -> Result<Exit, Error> {
     let text = if output.json { &changed.line } else { changed.status.as_str() };
     messages::print(format!("{text}\n").as_bytes())?;
-    let messages = place.messages();
-    for finding in &changed.findings {
-        messages.warning(finding);
-    }
+    place.messages().warnings(&changed.findings);
     Ok(changed.followup.as_ref().map_or(Exit::Done, |followup| put::report(place, followup)))
 }

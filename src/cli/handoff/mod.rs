@@ -4,11 +4,13 @@ mod blob;
 mod check;
 mod end;
 mod list;
+mod notify;
 mod put;
 mod show;
 mod status;
 mod take;
 mod text;
+mod work;
 
 use std::io::Read;
 use std::path::Path;
@@ -18,8 +20,10 @@ use clap::builder::FalseyValueParser;
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::args::{self, Common};
+use super::child::Runner;
 use super::exit::Exit;
 use super::messages::Messages;
+use super::notify::Channel;
 use crate::format::owner::Owner;
 use crate::store::client::{By, Client};
 use crate::store::files::QueueFiles;
@@ -47,6 +51,8 @@ enum Verb {
     Nack(end::Nack),
     Requeue(end::Requeue),
     Cancel(end::Cancel),
+    Work(work::Work),
+    Notify(notify::Notify),
     /// Look at the blobs that handles in the queue stand for
     #[command(subcommand)]
     Blob(blob::Blobs),
@@ -65,6 +71,8 @@ impl Verb {
             Self::Nack(command) => &mut command.place,
             Self::Requeue(command) => &mut command.place,
             Self::Cancel(command) => &mut command.place,
+            Self::Work(command) => &mut command.place,
+            Self::Notify(command) => &mut command.place,
             Self::Blob(command) => command.place_mut(),
             Self::List(command) => &mut command.place,
             Self::Show(command) => &mut command.place,
@@ -81,6 +89,8 @@ impl Verb {
             Self::Nack(command) => command.run(),
             Self::Requeue(command) => command.run(),
             Self::Cancel(command) => command.run(),
+            Self::Work(command) => command.run(),
+            Self::Notify(command) => command.run(),
             Self::Blob(command) => command.run(),
             Self::List(command) => command.run(),
             Self::Show(command) => command.run(),
@@ -176,6 +186,11 @@ impl Holder {
     fn by(&self, is_forced: bool) -> Result<By, Error> {
         Ok(if is_forced { By::Force } else { By::Process(self.owner()?) })
     }
+}
+
+/// Tells people of what has just begun to wait for one.
+fn tell_people(channel: &Channel, place: &Place) {
+    channel.tell_if_configured(&place.client(), &mut Runner::new(), &|| place.common.now(), &place.messages());
 }
 
 /// The text that an argument means: itself, standard input for `-`, the contents of a file for `@FILE`.

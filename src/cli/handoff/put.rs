@@ -3,9 +3,10 @@
 use clap::Args;
 use serde_json::json;
 
-use super::{Output, Place, Rules, text};
+use super::{Output, Place, Rules, tell_people, text};
 use crate::cli::exit::Exit;
 use crate::cli::messages;
+use crate::cli::notify::Channel;
 use crate::format::draft::Draft;
 use crate::format::envelope::Status;
 use crate::store::Error;
@@ -55,6 +56,9 @@ pub(super) struct Put {
     rules: Rules,
 
     #[command(flatten)]
+    channel: Channel,
+
+    #[command(flatten)]
     pub(super) place: Place,
 }
 
@@ -73,7 +77,11 @@ impl Put {
         messages::print(
             if self.output.json { format!("{}\n", as_json(&put)) } else { format!("{}\n", put.id) }.as_bytes(),
         )?;
-        Ok(report(&self.place, &put))
+        let exit = report(&self.place, &put);
+        if put.status == Status::Human && !put.existed {
+            tell_people(&self.channel, &self.place);
+        }
+        Ok(exit)
     }
 }
 
@@ -81,9 +89,7 @@ impl Put {
 pub(super) fn report(place: &Place, put: &Outcome) -> Exit {
     let messages = place.messages();
     let queue = place.common.queue.display();
-    for finding in &put.findings {
-        messages.warning(finding);
-    }
+    messages.warnings(&put.findings);
     let Outcome { id, status, existed, stopped, .. } = put;
     match stopped {
         Some(why) if *status == Status::Dead => {

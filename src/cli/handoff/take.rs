@@ -33,9 +33,7 @@ impl Take {
         let (owner, now) = (self.holder.owner()?, self.place.common.now());
         let (taken, findings) = client.take(&self.role, owner.as_ref(), now)?;
         let messages = self.place.messages();
-        for finding in &findings {
-            messages.warning(finding);
-        }
+        messages.warnings(&findings);
         let Some(taken) = taken else {
             messages.info(format_args!("{}: nothing is queued for {}", self.place.common.queue.display(), self.role));
             return Ok(Exit::No);

@@ -1,0 +1,185 @@
+//! Telling people of records that wait for one.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::child::{self, Errors, Limits, Runner};
+use super::mail::Mail;
+use super::messages::Messages;
+use crate::format::envelope::{self, Line};
+use crate::format::time::Timestamp;
+use crate::store::client::Client;
+use crate::store::unannounced::{self, Waiting};
+use crate::store::{Error, ErrorKind, process};
+
+/// How people are told.
+#[derive(Debug, Args)]
+pub(super) struct Channel {
+    /// Mail these people, through sendmail -t
+    #[arg(long, env = "HANDOFF_MAIL_TO", value_name = "ADDRESS,…", value_delimiter = ',', value_parser = address)]
+    mail_to: Vec<String>,
+
+    /// The sender [default: sendmail's own idea]
+    #[arg(long, env = "HANDOFF_MAIL_FROM", value_name = "ADDRESS", value_parser = address)]
+    mail_from: Option<String>,
+
+    /// [default: in PATH, /usr/sbin or /usr/lib]
+    #[arg(long, env = "HANDOFF_SENDMAIL", value_name = "PROGRAM")]
+    sendmail: Option<PathBuf>,
+
+    /// Instead of mail, have sh run this with the record's line on its standard input
+    #[arg(long, env = "HANDOFF_NOTIFY", value_name = "COMMAND")]
+    notify: Option<String>,
+}
+
+/// How a round of telling went.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Of how many records people have been told.
+    pub(super) records: u64,
+    /// How many times it failed.
+    pub(super) failures: u64,
+}
+
+/// How long one message may take.
+const LIMITS: Limits = Limits { timeout: Some(Duration::from_secs(60)), stop_timeout: Duration::from_secs(10) };
+/// After so many failures in a row the next ones would fail too.
+const MAX_FAILURES: u64 = 3;
+
+impl Channel {
+    /// Whether there is anybody to be told.
+    pub(super) fn is_configured(&self) -> bool {
+        self.notify.is_some() || !self.mail_to.is_empty()
+    }
+
+    /// Tells people of what has just begun to wait for one, if there is anybody to be told. The record is on disk already, and the next run of
+    /// `handoff notify` repeats what fails here.
+    pub(super) fn tell_if_configured(
+        &self,
+        client: &Client,
+        runner: &mut Runner,
+        now: &dyn Fn() -> Timestamp,
+        messages: &Messages,
+    ) {
+        if self.is_configured()
+            && let Err(error) = self.tell(client, runner, now, messages)
+        {
+            messages.warning(format_args!("{error}: the next run of handoff notify tells people"));
+        }
+    }
+
+    /// Tells people of each record that waits for one and of which they have not been told.
+    ///
+    /// # Errors
+    /// If others are at it all the time, or the queue can't be read or changed. That one can't be told is only counted.
+    pub(super) fn tell(
+        &self,
+        client: &Client,
+        runner: &mut Runner,
+        now: &dyn Fn() -> Timestamp,
+        messages: &Messages,
+    ) -> Result<Told, Error> {
+        let _turn = unannounced::turn(&client.files, client.options.lock_timeout)?;
+        let (mut told, mut tried, mut in_a_row) = (Told::default(), HashSet::new(), 0);
+        // Who could not wait for their turn relies on this run to see what they have added.
+        loop {
+            let (waiting, findings) = unannounced::find(&client.files, &client.options)?;
+            if tried.is_empty() {
+                messages.warnings(&findings);
+            }
+            let fresh: Vec<Waiting> = waiting.into_iter().filter(|waiting| tried.insert(waiting.id.clone())).collect();
+            if fresh.is_empty() {
+                return Ok(told);
+            }
+            for (index, waiting) in fresh.iter().enumerate() {
+                if runner.is_told_to_stop() || in_a_row == MAX_FAILURES {
+                    let left = fresh.len() - index;
+                    let queue = client.files.queue.display();
+                    messages
+                        .warning(format_args!("{queue}: {left} more wait for a person and are left to the next run"));
+                    return Ok(told);
+                }
+                let id = waiting.id.escape_debug();
+                if let Err(error) = self.send(client, runner, waiting, now()) {
+                    messages.warning(format_args!(
+                        "{error}: nobody has been told of record {id}: the next run tries again"
+                    ));
+                    told.failures += 1;
+                    in_a_row += 1;
+                    continue;
+                }
+                in_a_row = 0;
+                told.records += 1;
+                match client.announce(&waiting.id, now()) {
+                    Ok(changed) => {
+                        messages.warnings(&changed.findings);
+                        messages.notice(format_args!("{}: told people of record {id}", client.files.queue.display()));
+                    }
+                    // It does not wait any more: somebody was faster.
+                    Err(error) if error.kind() == ErrorKind::Refused => messages.warning(error),
+                    Err(error) => return Err(error.note("people have been told, and will be told once more")),
+                }
+            }
+        }
+    }
+
+    fn send(&self, client: &Client, runner: &mut Runner, waiting: &Waiting, now: Timestamp) -> Result<(), Error> {
+        if let Some(notify) = &self.notify {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", notify]);
+            return execute(
+                runner,
+                &mut command,
+                Path::new("HANDOFF_NOTIFY"),
+                format!("{}\n", waiting.line).into_bytes(),
+            );
+        }
+        let queue = &client.files.queue;
+        let Ok(Line::Record(record)) = envelope::parse(waiting.line.as_bytes()) else {
+            return Err(Error::new(ErrorKind::BadData, queue, "a record can't be read any more"));
+        };
+        let host = process::this()?.host;
+        let queue = &std::path::absolute(queue).unwrap_or_else(|_| queue.clone());
+        let mail =
+            Mail { to: &self.mail_to, from: self.mail_from.as_deref(), record: &record, queue, host: &host, now };
+        let sendmail = self.sendmail()?;
+        // A line of one dot is not the end.
+        execute(runner, Command::new(&sendmail).args(["-t", "-i"]), &sendmail, mail.write())
+    }
+
+    fn sendmail(&self) -> Result<PathBuf, Error> {
+        if let Some(sendmail) = &self.sendmail {
+            return Ok(sendmail.clone());
+        }
+        let places = ["sendmail", "/usr/sbin/sendmail", "/usr/lib/sendmail"];
+        places.into_iter().find_map(|place| child::find(place.as_ref())).ok_or_else(|| {
+            Error::new(ErrorKind::Io, Path::new("sendmail"), "is not there")
+                .advise("install one (Debian: msmtp-mta), or set HANDOFF_SENDMAIL or HANDOFF_NOTIFY")
+        })
+    }
+}
+
+fn execute(runner: &mut Runner, command: &mut Command, name: &Path, input: Vec<u8>) -> Result<(), Error> {
+    let ended =
+        runner.run(command, input, Errors::Kept, LIMITS).map_err(|error| Error::io(name, "cannot be run", error))?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let why = if ended.cut.is_some() { "took too long".to_owned() } else { format!("failed ({})", ended.status) };
+    let last = ended.error_tail.trim();
+    Err(Error::new(ErrorKind::Io, name, if last.is_empty() { why } else { format!("{why}: {last}") }))
+}
+
+/// An address, and not the beginning of another header.
+fn address(text: &str) -> Result<String, String> {
+    let address = text.trim();
+    let is_wrong = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '<' | '>' | '(' | ')' | '"' | ';');
+    if address.is_empty() || address.contains(is_wrong) {
+        return Err("not an address like ops@example.org".to_owned());
+    }
+    Ok(address.to_owned())
+}
