@@ -535,7 +535,7 @@ def envelope(line, max_line):
 
 HANDLE = ("artifact_ref", "bytes", "sha256", "media_type", "summary")
 ARTIFACT_REF = re.compile(r"blob/([0-9a-f]{2})/(\1[0-9a-f]{62})")
-ESCAPED = {c: f"\\u{c:04x}" for c in range(0x20)} | {ord(c): "\\" + e for e, c in SHORT.items() if e != "/"}
+ESCAPED = {c: f"\\u{c:04x}" for c in range(0x20)} | {ord(c): "\\" + e for e, c in SHORT.items() if e != "/"} | {c: f"\\u{c:04x}" for c in (0x85, 0x2028, 0x2029)}
 
 
 def handle(sha256, size, media_type, beginning, preview):

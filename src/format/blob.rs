@@ -176,7 +176,8 @@ impl<'a> Handle<'a> {
         let Self { digest, bytes, media_type, summary } = self;
         let (artifact_ref, sha256) = (digest.reference(), digest.to_string());
         // Strings and a number can always be serialised.
-        serde_json::to_string(&Members { artifact_ref, bytes: *bytes, sha256, media_type, summary }).unwrap_or_default()
+        let members = Members { artifact_ref, bytes: *bytes, sha256, media_type, summary };
+        json::compact(&serde_json::to_string(&members).unwrap_or_default())
     }
 }
 

@@ -187,7 +187,7 @@ impl Draft {
 
 /// A string of JSON.
 pub(super) fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    json::compact(&serde_json::Value::from(text).to_string())
 }
 
 #[cfg(test)]

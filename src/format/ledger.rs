@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::histogram::Histogram;
-use super::json::Document;
+use super::json::{self, Document};
 use super::malformed::{Malformed, Reason};
 use super::money::Usd;
 use super::spend::Tokens;
@@ -169,7 +169,7 @@ impl Ledger {
             #[serde(flatten)]
             ledger: &'a Ledger,
         }
-        let payload = serde_json::to_string(&Payload { version: 1, ledger: self }).ok()?;
+        let payload = json::compact(&serde_json::to_string(&Payload { version: 1, ledger: self }).ok()?);
         (payload.len() <= Self::MAX_BYTES).then(|| {
             let ts = now.whole_seconds();
             format!(

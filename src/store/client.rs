@@ -293,6 +293,8 @@ impl Client {
     /// Applies an operation to a record, and puts a follow-up of it, in one commit.
     fn change(&self, request: &Request<'_>, now: Timestamp) -> Result<Changed, Error> {
         let Request { id, may_be_prefix, operation, followup, durable, .. } = *request;
+        // Every id begins with nothing, which is what a variable that is not set amounts to.
+        let may_be_prefix = may_be_prefix && !id.is_empty();
         let filter = if may_be_prefix { Filter::beginning(id) } else { Filter::any(&[id]) };
         let each: Each<'_, Candidate> = &|record, place, found| {
             if record.id == id || may_be_prefix && record.id.starts_with(id) {

@@ -15,6 +15,9 @@
 mod beside_writers;
 mod blob_commands;
 mod check;
+mod client_model;
+mod client_races;
+mod client_shell;
 mod compact_attributes;
 mod compact_crash;
 mod compact_power_cut;

@@ -223,6 +223,9 @@ impl Moved {
     fn handle(&self, sha256: &str, preview: usize) -> String {
         let end = (0..=preview.min(self.content.len())).rev().find(|end| self.content.is_char_boundary(*end)).unwrap();
         let (summary, bytes) = (serde_json::to_string(&self.content[..end]).unwrap(), self.content.len());
+        // Python's splitlines takes these for ends of lines.
+        let summary =
+            summary.replace('\u{85}', "\\u0085").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029");
         let (aa, media_type) = (&sha256[..2], self.media_type);
         format!(
             r#"{{"artifact_ref":"blob/{aa}/{sha256}","bytes":{bytes},"sha256":"{sha256}","media_type":"{media_type}","summary":{summary}}}"#

@@ -41,7 +41,15 @@ pub(crate) struct TestEnv {
 
 impl TestEnv {
     pub(crate) fn new() -> Self {
-        let directory = TempDir::with_prefix("handoff-test-").unwrap();
+        Self::with(TempDir::with_prefix("handoff-test-").unwrap())
+    }
+
+    /// A directory in memory, where nothing waits for a disk, if the system has such a place.
+    pub(crate) fn in_memory() -> Self {
+        TempDir::with_prefix_in("handoff-test-", "/dev/shm").map_or_else(|_| Self::new(), Self::with)
+    }
+
+    fn with(directory: TempDir) -> Self {
         // Tests that drop their privileges must get in.
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
         let env = Self { directory };
@@ -321,11 +329,16 @@ impl Background {
         self.child.try_wait().unwrap().is_some()
     }
 
+    /// Closes the program's standard input, waits for its end, and returns its exit code, unless a signal has ended it.
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
+        drop(self.child.stdin.take());
+        self.child.wait().unwrap().code()
+    }
+
     /// Closes the program's standard input and waits for its end, which must be a good one.
     pub(crate) fn finish(mut self) {
-        drop(self.child.stdin.take());
-        let status = self.child.wait().unwrap();
-        assert!(status.success(), "a program in the background failed: {status}");
+        let code = self.exit_code();
+        assert_eq!(code, Some(0), "a program in the background failed");
     }
 }
 

@@ -151,7 +151,8 @@ impl<'a, const N: usize> Members<'a, N> {
     }
 }
 
-/// `json`, one valid JSON value, without the white space between its tokens, so that it fits into a line.
+/// `json`, one valid JSON value, without the white space between its tokens, so that it fits into a line, also for those who take
+/// U+0085, U+2028 and U+2029 for ends of lines, as Python's `splitlines` does.
 pub(super) fn compact(json: &str) -> String {
     let (mut text, mut in_string, mut is_escaped) = (String::with_capacity(json.len()), false, false);
     for c in json.chars() {
@@ -163,7 +164,12 @@ pub(super) fn compact(json: &str) -> String {
         } else {
             in_string = c == '"';
         }
-        text.push(c);
+        match c {
+            '\u{85}' => text.push_str("\\u0085"),
+            '\u{2028}' => text.push_str("\\u2028"),
+            '\u{2029}' => text.push_str("\\u2029"),
+            _ => text.push(c),
+        }
     }
     text
 }
