@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, fallocate};
@@ -12,6 +13,7 @@ use super::atomic_file::Temporary;
 use super::files::{OpenQueue, QueueFiles, read_error};
 use super::lock::{self, ExclusiveLock};
 use super::{Error, ErrorKind, attributes, directory_of};
+use crate::format::envelope::{self, Line};
 
 /// What came of an attempt to append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,19 +58,29 @@ pub(super) fn append(files: &QueueFiles, lock: &ExclusiveLock, line: &[u8]) -> R
     };
     let unsure = |error| Error::io(path, "cannot be read back or flushed to disk", error).note(MAY_BE_THERE);
     let start = end - line.len() as u64;
-    let mut written = vec![0; line.len()];
-    file.read_exact_at(&mut written, start).map_err(unsure)?;
-    if written != line {
+    if !reads_as(&file, start, line).map_err(unsure)? {
         let changed =
             Error::new(ErrorKind::Io, path, "reads differently from what was appended: somebody rewrites it in place");
         return Err(changed.note(MAY_BE_THERE));
     }
-    file.sync_all().map_err(unsure)?;
+    flush(&file, &queue).map_err(|error| error.note(MAY_BE_THERE))?;
     if !lock.is_effective()? || !lock::is_still_at(&file, path)? {
         let what = "was replaced without the lock while a line was appended";
         return Err(Error::new(ErrorKind::Io, path, what).note(MAY_BE_THERE));
     }
-    Ok(if is_line_start(&file, start).map_err(unsure)? { Appended::Durable } else { Appended::Glued })
+    let is_whole = is_line_start(&file, start).and_then(|is| Ok(is || is_blank(&file, size..start)?));
+    Ok(if is_whole.map_err(unsure)? { Appended::Durable } else { Appended::Glued })
+}
+
+/// Makes sure that what the queue's file holds is on the disk, under its name too: whoever has given it that may have been killed before.
+///
+/// # Errors
+/// If that fails. It must not be tried again: the kernel may have forgotten what it could not write.
+pub(super) fn flush(file: &File, queue: &OpenQueue) -> Result<(), Error> {
+    let OpenQueue { path, directory, .. } = queue;
+    let failed = |path, error| Error::io(path, "cannot be flushed to disk", error);
+    file.sync_all().map_err(|error| failed(path, error))?;
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| failed(directory, error))
 }
 
 const MAY_BE_THERE: &str = "the new line may be in the queue or not: look with `handoff list`";
@@ -80,6 +92,20 @@ fn is_line_start(file: &File, at: u64) -> io::Result<bool> {
         file.read_exact_at(&mut before, at - 1)?;
     }
     Ok(before == *b"\n")
+}
+
+/// Whether what somebody has begun here is no more than a blank line, which does no harm to what follows on it.
+fn is_blank(file: &File, range: Range<u64>) -> io::Result<bool> {
+    let mut begun = vec![0; usize::try_from(range.end.saturating_sub(range.start)).unwrap_or_default()];
+    file.read_exact_at(&mut begun, range.start)?;
+    let begun = begun.rsplit(|byte| *byte == b'\n').next().filter(|begun| !begun.is_empty());
+    Ok(begun.is_some_and(|begun| matches!(envelope::parse(begun), Ok(Line::Blank))))
+}
+
+fn reads_as(file: &File, start: u64, line: &[u8]) -> io::Result<bool> {
+    let mut written = vec![0; line.len()];
+    file.read_exact_at(&mut written, start)?;
+    Ok(written == line)
 }
 
 /// Makes sure that there is room for the whole line: nobody could take half of one back, for others may have appended to it.
@@ -113,6 +139,9 @@ fn create(files: &QueueFiles, line: &[u8]) -> Result<bool, Error> {
     let name = files.queue.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
     let temporary = Temporary::beside(&directory, name).map_err(failed)?;
     temporary.file().write_all_at(line, 0).map_err(failed)?;
+    if !reads_as(temporary.file(), 0, line).map_err(failed)? {
+        return Err(failed(io::Error::other("what was written reads differently")));
+    }
     let metadata = fs::metadata(&directory).map_err(failed)?;
     attributes::adopt(temporary.file(), &metadata).map_err(failed)?;
     temporary.file().sync_all().map_err(failed)?;

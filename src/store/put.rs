@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use uuid::Uuid;
 
-use super::append::{Appended, append};
+use super::append::{Appended, append, flush};
 use super::blob_writer::{BlobWriter, Durable};
 use super::client::{Client, unsettled};
 use super::files::{Finding, OpenQueue, read_error};
@@ -58,13 +58,16 @@ impl Client {
         self.files.require_directory()?;
         let lock = ExclusiveLock::acquire(&self.files, self.options.lock_timeout)?;
         durable.as_ref().map_or(Ok(()), Durable::require_in_place)?;
-        let judged = match OpenQueue::open(&self.files)? {
-            Some(queue) => self.judge(&draft, rules, &queue.file, queue.metadata.len())?,
-            None => Judged::default(),
-        };
-        let mut new = match judged {
-            Judged::Existing(put) => return Ok(put),
-            Judged::New(new) => new,
+        let mut new = match OpenQueue::open(&self.files)? {
+            None => New::default(),
+            Some(queue) => match self.judge(&draft, rules, &queue.file, queue.metadata.len())? {
+                Judged::New(new) => new,
+                Judged::Existing(put) => {
+                    // Whoever has put it may have been killed before it was on the disk.
+                    flush(&queue.file, &queue).map_err(|error| error.note("the record is there, but may not stay"))?;
+                    return Ok(put);
+                }
+            },
         };
         new.findings.extend(durable.iter().flat_map(|durable| durable.findings.iter().cloned()));
         let (put, line) = self.compose(&draft, rules, new, now)?;

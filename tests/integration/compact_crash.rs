@@ -661,7 +661,7 @@ fn whatever_a_signal_interrupts_is_tried_again() {
 // Writers without the lock, at chosen moments of a run.
 
 /// A process that appends to the queue, one step at a time.
-struct Writer {
+pub(crate) struct Writer {
     child: Child,
     answers: BufReader<ChildStdout>,
 }
@@ -676,7 +676,7 @@ impl Writer {
     }
 
     /// One that has the queue open.
-    fn with_queue_open(env: &TestEnv) -> Self {
+    pub(crate) fn with_queue_open(env: &TestEnv) -> Self {
         let mut writer = Self::start(env, "queue.jsonl");
         writer.step("open");
         writer
@@ -693,17 +693,17 @@ impl Writer {
         assert_eq!(answer, "done\n", "the writer has failed");
     }
 
-    fn step(&mut self, step: &str) {
+    pub(crate) fn step(&mut self, step: &str) {
         self.begin(step);
         self.wait();
     }
 
-    fn write(&mut self, text: &str) {
+    pub(crate) fn write(&mut self, text: &str) {
         self.step(&format!("write {}", Value::from(text)));
     }
 
     /// Kills it, with whatever it has begun.
-    fn die(mut self) {
+    pub(crate) fn die(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

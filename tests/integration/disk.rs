@@ -8,7 +8,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -239,7 +239,7 @@ impl Stopped {
         let mut strace = under(strace, command);
         // Where cargo has libraries looked for, only makes for more calls.
         strace.env_remove("LD_LIBRARY_PATH");
-        let child = start(strace.stderr(File::create(env.path("messages")).unwrap()));
+        let child = start(strace.stdout(Stdio::null()).stderr(File::create(env.path("messages")).unwrap()));
         Self { child, is_stopped: false, has_ended: false }
     }
 

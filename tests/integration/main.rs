@@ -15,7 +15,9 @@
 mod beside_writers;
 mod blob_commands;
 mod check;
+mod client_crash;
 mod client_model;
+mod client_power_cut;
 mod client_races;
 mod client_shell;
 mod compact_attributes;

@@ -589,7 +589,7 @@ fn deeds(scene: &Scene) -> (Vec<Call>, Vec<String>) {
 }
 
 /// A call in which the store, by whatever descriptor it was named, has its own name.
-fn without_descriptor(line: &str, store: &str) -> String {
+pub(crate) fn without_descriptor(line: &str, store: &str) -> String {
     const START: &str = "/proc/self/fd/";
     let Some((before, after)) = line.split_once(START) else { return line.to_owned() };
     format!("{before}{store}{}", after.trim_start_matches(|digit: char| digit.is_ascii_digit()))

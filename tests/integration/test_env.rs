@@ -131,7 +131,7 @@ impl TestEnv {
 
     /// `handoff` without arguments.
     pub(crate) fn bare_handoff(&self) -> Command {
-        self.command(HANDOFF)
+        self.command(tool_or_mutant(HANDOFF))
     }
 
     /// `handoff` with a verb, for `queue.jsonl`.

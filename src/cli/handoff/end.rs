@@ -200,7 +200,8 @@ struct Force {
 /// Prints what has become of a record.
 fn report(place: &Place, output: &Output, changed: &Changed) -> Result<Exit, Error> {
     let text = if output.json { &changed.line } else { changed.status.as_str() };
-    messages::print(format!("{text}\n").as_bytes())?;
+    let printed = messages::print(format!("{text}\n").as_bytes());
+    printed.map_err(|error| error.note("the record has been changed all the same"))?;
     place.messages().warnings(&changed.findings);
     Ok(changed.followup.as_ref().map_or(Exit::Done, |followup| put::report(place, followup)))
 }

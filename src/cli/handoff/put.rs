@@ -74,9 +74,9 @@ impl Put {
             parent: self.parent.clone(),
         };
         let put = self.place.client().put(&draft, &self.rules.read(), self.place.common.now())?;
-        messages::print(
-            if self.output.json { format!("{}\n", as_json(&put)) } else { format!("{}\n", put.id) }.as_bytes(),
-        )?;
+        let text = if self.output.json { as_json(&put).to_string() } else { put.id.clone() };
+        let printed = messages::print(format!("{text}\n").as_bytes());
+        printed.map_err(|error| error.note("the record has been put all the same"))?;
         let exit = report(&self.place, &put);
         if put.status == Status::Human && !put.existed {
             tell_people(&self.channel, &self.place);
