@@ -270,6 +270,11 @@ pub(super) fn name(text: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
+/// A number of ancestors. Each is looked for in the whole queue.
+pub(super) fn hops(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|hops| *hops <= 100).ok_or_else(|| "not a number from 0 to 100".to_owned())
+}
+
 pub(super) fn bytes(size: ByteSize) -> usize {
     usize::try_from(size.as_u64()).unwrap_or(usize::MAX)
 }

@@ -114,7 +114,7 @@ impl Channel {
                 }
                 in_a_row = 0;
                 told.records += 1;
-                match client.announce(&waiting.id, now()) {
+                match client.announce(&waiting.id, &waiting.line, now()) {
                     Ok(changed) => {
                         messages.warnings(&changed.findings);
                         messages.notice(format_args!("{}: told people of record {id}", client.files.queue.display()));

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use super::histogram::Histogram;
 use super::json::{self, Document};
+use super::labels::{Label, Labels, MAX_LEARNED, OTHER};
 use super::malformed::{Malformed, Reason};
 use super::money::Usd;
 use super::spend::Tokens;
@@ -54,6 +55,36 @@ pub struct LedgerTotals {
     pub tokens: Vec<LedgerTokens>,
     /// How many bytes their lines took.
     pub reclaimed_bytes: u64,
+}
+
+impl LedgerTotals {
+    /// Far more than metrics show, and few enough for a ledger that can be read.
+    const MAX_CELLS: usize = 2_000;
+
+    /// Adds amounts that no record shows any more.
+    pub fn add(&mut self, role: &str, kind: &str, amounts: &Totals) {
+        let [mut role, mut kind] = [(&mut self.roles, role), (&mut self.kinds, kind)].map(|(names, name)| {
+            let mut labels = Labels::learning(&[]);
+            let label = labels.intern(name);
+            let name = labels.get(label);
+            if label != Label::OTHER && names.len() < MAX_LEARNED && !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+            name.to_owned()
+        });
+        let find = |cells: &[LedgerCell], role: &str, kind: &str| {
+            cells.iter().position(|cell| cell.role == role && cell.kind == kind)
+        };
+        let mut known = find(&self.cells, &role, &kind);
+        if known.is_none() && self.cells.len() >= Self::MAX_CELLS {
+            (role, kind) = (OTHER.to_owned(), OTHER.to_owned());
+            known = find(&self.cells, &role, &kind);
+        }
+        match known.and_then(|known| self.cells.get_mut(known)) {
+            Some(cell) => cell.totals.merge(amounts),
+            None => self.cells.push(LedgerCell { role, kind, totals: amounts.clone() }),
+        }
+    }
 }
 
 /// What the removed records of one role and kind amounted to.
@@ -302,6 +333,26 @@ mod tests {
 
     fn is_read(payload: &str) -> bool {
         Ledger::read(payload).is_ok()
+    }
+
+    #[test]
+    fn amounts_are_added_to_the_cell_of_their_names_and_others_stay() {
+        let mut totals = LedgerTotals::default();
+        let one = Totals { nacks: 1, ..Totals::default() };
+        for n in 0..60 {
+            totals.add(&format!("r{n}"), "k", &one);
+        }
+        totals.add("r59", "k", &one);
+        totals.add(&"x".repeat(129), "k", &one);
+        let nacks =
+            |role: &str| totals.cells.iter().filter(|cell| cell.role == role).map(|cell| cell.totals.nacks).sum();
+        let counts: [u64; 4] = ["r0", "r58", "r59", "other"].map(nacks);
+        assert_eq!((counts, totals.roles.len(), totals.kinds.len()), ([1, 1, 2, 1], 50, 1));
+        for n in 0..3_000 {
+            totals.add("r", &format!("k{n}"), &one);
+        }
+        assert_eq!(totals.cells.iter().map(|cell| cell.totals.nacks).sum::<u64>(), 3_062);
+        assert!(totals.cells.len() <= LedgerTotals::MAX_CELLS + 1);
     }
 
     #[test]

@@ -170,12 +170,6 @@ impl Tally<Totals> {
         }
     }
 
-    /// Adds amounts that no record shows.
-    pub fn add_amounts(&mut self, role: &str, kind: &str, amounts: &Totals) {
-        let key = (self.roles.intern(role), self.kinds.intern(kind));
-        self.cells.entry(key).or_default().merge(amounts);
-    }
-
     /// What a ledger stores of it.
     #[must_use]
     pub fn to_ledger(&self) -> LedgerTotals {

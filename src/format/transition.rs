@@ -103,7 +103,7 @@ impl Operation<'_> {
             ));
         }
         let more = record.more();
-        let mut nacks = Nacks::read(more.nacks)?;
+        let mut nacks = Nacks::read(more.nacks);
         if record.status == Status::Nack && nacks.count() == 0 {
             // Whoever wrote that status did not say why. It counts as one, and must go on to.
             nacks.add("{}");
@@ -160,10 +160,11 @@ impl Operation<'_> {
         match self {
             Self::Done { result: Some(result), .. } => changes.push(("result", json::compact(result))),
             Self::Cancel { reason } => changes.push(("stopped", stopped(TOOLS, reason, "cancelled", now))),
-            _ if status == Status::Queued => {
-                changes.extend([("notified_ts", NULL.to_owned()), ("stopped", NULL.to_owned())]);
-            }
             _ => {}
+        }
+        // Whoever is told of it next is told of something else.
+        if matches!(self, Self::Take { .. } | Self::Nack(_) | Self::HandBack | Self::Requeue) {
+            changes.extend([("notified_ts", NULL.to_owned()), ("stopped", NULL.to_owned())]);
         }
 
         let ended = match self {
@@ -181,6 +182,7 @@ impl Operation<'_> {
             lost.role_time.observe(time);
         }
         lost.dead = u64::from(record.status == Status::Dead && status != Status::Dead);
+        lost.nacks = nacks.forgotten();
         Ok(Transition { status, line: record.with(&changes), lost })
     }
 }
@@ -217,25 +219,26 @@ impl Refusal {
 /// The elements of `nacks`.
 struct Nacks<'a> {
     /// Those that the record has: its array without the brackets, or so many of which nothing is known.
-    old: Result<&'a str, usize>,
+    old: Result<&'a str, u64>,
     old_count: u64,
     added: Vec<String>,
 }
 
 impl<'a> Nacks<'a> {
-    /// Of more than so many that are only counted, something is wrong.
-    const MAX_COUNTED: usize = 1_000;
+    /// So many that are only counted become elements.
+    const MAX_COUNTED: u64 = 1_000;
 
-    fn read(json: Option<&'a str>) -> Result<Self, String> {
-        let Some(json) = json else { return Ok(Self { old: Err(0), old_count: 0, added: Vec::new() }) };
-        let (old, old_count) = match json::array_len(json) {
-            Some(count) => (Ok(elements(json)), count),
-            None => match json.parse::<usize>() {
-                Ok(count) if count <= Self::MAX_COUNTED => (Err(count), count as u64),
-                _ => return Err(format!("its `nacks` is {json}, which can't be right: mend the line by hand")),
-            },
+    fn read(json: Option<&'a str>) -> Self {
+        let (old, old_count) = match json.map(|json| (json, json::array_len(json))) {
+            Some((json, Some(count))) => (Ok(elements(json)), count),
+            // Without doubt it is a number then.
+            Some((json, None)) => {
+                let count = json.parse().unwrap_or(0);
+                (Err(count), count)
+            }
+            None => (Err(0), 0),
         };
-        Ok(Self { old, old_count, added: Vec::new() })
+        Self { old, old_count, added: Vec::new() }
     }
 
     fn add(&mut self, element: &str) {
@@ -246,11 +249,19 @@ impl<'a> Nacks<'a> {
         self.old_count + self.added.len() as u64
     }
 
+    /// How many there are no elements for, once they have become an array.
+    fn forgotten(&self) -> u64 {
+        match self.old {
+            Err(count) if !self.added.is_empty() => count.saturating_sub(Self::MAX_COUNTED),
+            _ => 0,
+        }
+    }
+
     /// All of them, if some were added.
     fn changed(&self) -> Option<String> {
         let old = match self.old {
             Ok(elements) => vec![elements],
-            Err(count) => vec!["{}"; count],
+            Err(count) => vec!["{}"; usize::try_from(count.min(Self::MAX_COUNTED)).unwrap_or(0)],
         };
         let all = old.into_iter().chain(self.added.iter().map(String::as_str)).filter(|element| !element.is_empty());
         (!self.added.is_empty()).then(|| format!("[{}]", all.collect::<Vec<_>>().join(",")))
@@ -380,7 +391,9 @@ mod tests {
         assert!(nacked("running", r#","nacks":2"#, true).1.starts_with(&format!("[{{}},{{}},{one}]")));
         assert!(nacked("running", r#","nacks":[]"#, true).1.starts_with(&format!("[{one}]")));
         assert_eq!(nacked("running", "", false).0, Status::Dead);
-        assert!(apply(&Operation::Nack(&refusal(true)), &record("running", r#","nacks":1001"#)).is_err());
+        let many =
+            apply(&Operation::Nack(&refusal(true)), &record("running", r#","nacks":5000"#)).expect("a transition");
+        assert_eq!((many.line.matches("{}").count(), many.lost.nacks), (1_000, 4_000));
         // Whoever wrote `nack` without saying why has refused it once.
         let requeued = apply(&Operation::Requeue, &record("nack", "")).expect("a transition");
         assert!(requeued.line.contains(r#""nacks":[{}]"#), "{}", requeued.line);

@@ -50,7 +50,10 @@ pub(super) fn append(files: &QueueFiles, lock: &ExclusiveLock, line: &[u8]) -> R
 
     let end = match (&file).write(line) {
         Ok(written) if written == line.len() => io::Seek::stream_position(&mut &file).map_err(failed)?,
-        Ok(_) => return Err(torn(path, &file, io::ErrorKind::WriteZero.into())),
+        Ok(_) => {
+            let error = Error::io(path, "could be appended to only in part", io::ErrorKind::WriteZero.into());
+            return Err(error.note("its last line is torn").advise("make room: the next `handoff put` sets it apart"));
+        }
         Err(error) if error.kind() == io::ErrorKind::Interrupted => {
             return Err(Error::new(ErrorKind::Busy, path, "was not appended to: a signal came: try again"));
         }
@@ -118,17 +121,6 @@ fn reserve(file: &File, size: u64, length: u64) -> io::Result<()> {
         Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::IO)) => Err(error.into()),
         // Not every file system can do that.
         _ => Ok(()),
-    }
-}
-
-/// Only a part of the line could be written. It must not have the next line follow on it.
-fn torn(path: &std::path::Path, mut file: &File, error: io::Error) -> Error {
-    let terminated = file.write(b"\n").is_ok_and(|written| written == 1);
-    let error = Error::io(path, "could be appended to only in part", error);
-    if terminated {
-        error.note("that part is a malformed line now, and harmless").advise("make room, and try again")
-    } else {
-        error.note("its last line is torn").advise("make room, and try again: the next `handoff put` sets it apart")
     }
 }
 

@@ -16,10 +16,10 @@ use super::replace::{Plan, Rewritten, rewrite};
 use super::scan::ReadOptions;
 use super::{Error, ErrorKind};
 use crate::format::draft::Draft;
-use crate::format::envelope::{self, Line, Status};
+use crate::format::envelope::{self, Envelope, Line, Status};
 use crate::format::owner::Owner;
 use crate::format::time::Timestamp;
-use crate::format::transition::{Operation, Refusal, check_result, check_spend};
+use crate::format::transition::{Operation, Refusal, Transition, check_result, check_spend};
 
 /// A queue to work with.
 #[derive(Clone, Debug)]
@@ -45,6 +45,8 @@ pub struct Changed {
     pub line: String,
     /// The follow-up that was put.
     pub followup: Option<Put>,
+    /// Whether it is on the disk for certain. If not, a power cut now could undo it.
+    pub is_durable: bool,
     /// What somebody should look at.
     pub findings: Vec<Finding>,
 }
@@ -96,46 +98,42 @@ impl Client {
         owner: Option<&Owner>,
         now: Timestamp,
     ) -> Result<(Option<Changed>, Vec<Finding>), Error> {
-        struct Candidate {
-            ts: Timestamp,
-            doubt: Option<&'static str>,
-            text: String,
-        }
         let operation = Operation::Take { owner };
-        // Only the oldest of those that may be taken is kept, and the first that may not.
+        // Only the oldest of those that can be taken is kept, and the first that can't.
         let each: Each<'_, Candidate> = &|record, place, found| {
-            if record.to != role || !operation.applies_to(record.status) {
+            let is_older = |found: &Found<Candidate>| found.what.applied.is_ok() && found.what.ts <= record.ts;
+            if record.to != role || !operation.applies_to(record.status) || found.iter().any(is_older) {
                 return;
             }
-            let doubt = record.doubt.map(envelope::Doubt::as_str);
-            let known = found.iter().position(|found| found.what.doubt.is_some() == doubt.is_some());
-            if let Some(known) = known {
-                if doubt.is_some() || found[known].what.ts <= record.ts {
-                    return;
-                }
-                found.remove(known);
+            let applied = self.apply(&operation, place, record, now);
+            if applied.is_ok() || found.iter().all(|found| found.what.applied.is_ok()) {
+                found.retain(|found| found.what.applied.is_ok() != applied.is_ok());
+                found.push(Found { place, what: Candidate { ts: record.ts, applied } });
             }
-            found.push(Found { place, what: Candidate { ts: record.ts, doubt, text: record.line().to_owned() } });
         };
-        let mut doubtful = None;
-        let (taken, mut findings) = self.attempt(now, |file, end| {
+        let mut hopeless = None;
+        let mut attempted = self.attempt(now, |file, end| {
             let filter = Filter::all(&[Status::Queued.as_str(), role]);
             let mut looked = look(&self.files, file, end, &self.options, &filter, each)?;
-            let (fit, unfit): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut looked.found).into_iter().partition(|found| found.what.doubt.is_none());
-            doubtful = unfit.first().and_then(|found| Some((found.place.line, found.what.doubt?)));
-            // Of several with the same time the first.
-            let Some(Found { place, what }) = fit.into_iter().min_by_key(|found| found.what.ts) else {
+            let (mut oldest, mut oldest_ts) = (None, None);
+            for Found { what: Candidate { ts, applied }, place } in std::mem::take(&mut looked.found) {
+                match applied {
+                    // Of several with the same time the first.
+                    Ok(applied) if oldest_ts.is_none_or(|oldest| ts < oldest) => {
+                        (oldest, oldest_ts) = (Some(applied), Some(ts));
+                    }
+                    Ok(_) => {}
+                    Err(error) => drop(hopeless.get_or_insert(error.at_line(place.line))),
+                }
+            }
+            let Some(Applied { changed, change, account }) = oldest else {
                 return Ok((None, looked.into_plan(&self.files, &[], &[], &[])?));
             };
-            let (changed, change, account) = self.apply(&operation, place, &what.text, now)?;
             Ok((Some(changed), looked.into_plan(&self.files, &[change], &[], &[account])?))
         })?;
-        if let Some((line, doubt)) = doubtful {
-            let message = format!("nobody can take this record, which is in doubt ({doubt}): mend the line by hand");
-            findings.push(Finding { line: Some(line), ..Finding::new(&self.files.queue, message) });
-        }
-        Ok((taken, findings))
+        attempted.findings.extend(hopeless.map(Error::into_finding));
+        let taken = attempted.found.map(|changed| Changed { is_durable: attempted.is_durable, ..changed });
+        Ok((taken, attempted.findings))
     }
 
     /// Finishes a record.
@@ -200,12 +198,13 @@ impl Client {
         self.change_at_rest(id, is_forced, &Operation::Cancel { reason }, now)
     }
 
-    /// Says of a record that waits for a person that one has been told.
+    /// Says of a record that waits for a person that one has been told, unless it waits for another reason by now than when its line was this.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] if it doesn't wait for one any more.
-    pub fn announce(&self, id: &str, now: Timestamp) -> Result<Changed, Error> {
-        self.change(&Request::new(id, &By::Force, &Operation::Announce), now)
+    /// [`ErrorKind::Refused`] if it doesn't wait for one any more, or waits for another reason.
+    pub fn announce(&self, id: &str, line: &str, now: Timestamp) -> Result<Changed, Error> {
+        let request = Request { expected: Some(line), ..Request::new(id, &By::Force, &Operation::Announce) };
+        self.change(&request, now)
     }
 
     /// Refuses all running records of a role whose owners are dead, and finds those that have none.
@@ -221,39 +220,46 @@ impl Client {
         };
         let operation = Operation::Nack(&refusal);
         // `None` is one without an owner.
-        let each: Each<'_, Option<String>> = &|record, place, found| {
+        let each: Each<'_, Option<Result<Applied, Error>>> = &|record, place, found| {
             if record.to != role || record.status != Status::Running || record.doubt.is_some() {
                 return;
             }
             match record.more().owner.and_then(Owner::read) {
-                Some(owner) if is_dead(&owner) => found.push(Found { place, what: Some(record.line().to_owned()) }),
+                Some(owner) if is_dead(&owner) => {
+                    found.push(Found { place, what: Some(self.apply(&operation, place, record, now)) });
+                }
                 Some(_) => {}
                 None => found.push(Found { place, what: None }),
             }
         };
-        let mut unowned = None;
-        let (reclaimed, mut findings) = self.attempt(now, |file, end| {
+        let (mut unowned, mut hopeless) = (None, Vec::new());
+        let mut attempted = self.attempt(now, |file, end| {
             let filter = Filter::all(&[Status::Running.as_str(), role]);
             let mut looked = look(&self.files, file, end, &self.options, &filter, each)?;
             let (mut reclaimed, mut changes, mut accounts) = (Vec::new(), Vec::new(), Vec::new());
+            hopeless.clear();
             unowned = looked.found.iter().find(|found| found.what.is_none()).map(|found| found.place.line);
             for Found { place, what } in std::mem::take(&mut looked.found) {
-                let Some(what) = what else { continue };
-                // One that can't be refused must not keep the others from it: `check` tells of it.
-                if let Ok((changed, change, account)) = self.apply(&operation, place, &what, now) {
-                    reclaimed.push(changed);
-                    changes.push(change);
-                    accounts.push(account);
+                match what {
+                    None => {}
+                    Some(Ok(Applied { changed, change, account })) => {
+                        reclaimed.push(changed);
+                        changes.push(change);
+                        accounts.push(account);
+                    }
+                    // It must not keep the others from it.
+                    Some(Err(error)) => hopeless.push(error.at_line(place.line)),
                 }
             }
             Ok((Some(reclaimed), looked.into_plan(&self.files, &changes, &[], &accounts)?))
         })?;
+        attempted.findings.extend(hopeless.into_iter().map(Error::into_finding));
         if unowned.is_some() {
             let what = "a running record does not say who works on it, so that nobody can tell whether that lives, and it is left as it is";
             let message = format!("{what}: handoff requeue --force if it does not");
-            findings.push(Finding { line: unowned, ..Finding::new(&self.files.queue, message) });
+            attempted.findings.push(Finding { line: unowned, ..Finding::new(&self.files.queue, message) });
         }
-        Ok((reclaimed.unwrap_or_default(), findings))
+        Ok((attempted.found.unwrap_or_default(), attempted.findings))
     }
 
     /// Rewrites the queue as `plan` wants, again if it has not found what it looks for, but lines have arrived late that it may be among.
@@ -261,7 +267,7 @@ impl Client {
         &self,
         now: Timestamp,
         mut plan: impl FnMut(&File, u64) -> Result<(Option<T>, Plan<'static>), Error>,
-    ) -> Result<(Option<T>, Vec<Finding>), Error> {
+    ) -> Result<Attempted<T>, Error> {
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -271,9 +277,13 @@ impl Client {
                 found = what;
                 Ok(plan)
             })?;
-            let Some(rewritten) = rewritten else { return Ok((None, Vec::new())) };
+            let Some(rewritten) = rewritten else {
+                let findings = Rewritten::of_nothing(&self.files).findings;
+                return Ok(Attempted { found: None, findings, is_durable: true });
+            };
             if found.is_some() || rewritten.late.lines == 0 || attempts == MAX_ATTEMPTS {
-                return Ok((found, unsettled(rewritten)));
+                let is_durable = !rewritten.may_come_back;
+                return Ok(Attempted { found, findings: unsettled(rewritten), is_durable });
             }
         }
     }
@@ -292,25 +302,34 @@ impl Client {
 
     /// Applies an operation to a record, and puts a follow-up of it, in one commit.
     fn change(&self, request: &Request<'_>, now: Timestamp) -> Result<Changed, Error> {
-        let Request { id, may_be_prefix, operation, followup, durable, .. } = *request;
+        let Request { id, may_be_prefix, expected, operation, followup, durable, .. } = *request;
         // Every id begins with nothing, which is what a variable that is not set amounts to.
         let may_be_prefix = may_be_prefix && !id.is_empty();
         let filter = if may_be_prefix { Filter::beginning(id) } else { Filter::any(&[id]) };
-        let each: Each<'_, Candidate> = &|record, place, found| {
+        let each: Each<'_, Named> = &|record, place, found| {
             if record.id == id || may_be_prefix && record.id.starts_with(id) {
-                let (id, owner) = (record.id.to_string(), record.more().owner.map(str::to_owned));
-                let text = record.line().to_owned();
-                found.push(Found { place, what: Candidate { id, status: record.status, owner, text } });
+                let is_expected = expected.is_none_or(|line| has_stopped_alike(line, record));
+                let applies = operation.applies_to(record.status) && is_expected;
+                let what = Named {
+                    id: record.id.to_string(),
+                    status: record.status,
+                    is_expected,
+                    owner: record.more().owner.map(str::to_owned),
+                    applied: applies.then(|| self.apply(operation, place, record, now)),
+                };
+                found.push(Found { place, what });
             }
         };
-        let (changed, findings) = self.attempt(now, |file, end| {
+        let Attempted { found: changed, findings, is_durable } = self.attempt(now, |file, end| {
             durable.map_or(Ok(()), Durable::require_in_place)?;
             let mut looked = look(&self.files, file, end, &self.options, &filter, each)?;
-            let Some(Found { place, what }) = self.choose(id, operation, std::mem::take(&mut looked.found))? else {
+            let Some((Found { place, what }, applied)) =
+                self.choose(id, operation, std::mem::take(&mut looked.found))?
+            else {
                 return Ok((None, looked.into_plan(&self.files, &[], &[], &[])?));
             };
             self.require_right(request, place, &what)?;
-            let (mut changed, change, account) = self.apply(operation, place, &what.text, now)?;
+            let Applied { mut changed, change, account } = applied.map_err(|error| error.at_line(place.line))?;
             let mut added = Vec::new();
             if let Some((draft, rules)) = followup {
                 let draft = Draft { from: changed.role.clone(), ..draft.clone() };
@@ -329,16 +348,11 @@ impl Client {
             let what = format!("has no record {}", id.escape_debug());
             Error::new(ErrorKind::Refused, &self.files.queue, what).advise("`handoff list` shows what there is")
         })?;
-        Ok(Changed { findings, ..changed })
+        Ok(Changed { is_durable, findings, ..changed })
     }
 
     /// The one of the records with an id to which the operation may be applied; `None` if there are no such records.
-    fn choose(
-        &self,
-        id: &str,
-        operation: &Operation<'_>,
-        mut found: Vec<Found<Candidate>>,
-    ) -> Result<Option<Found<Candidate>>, Error> {
+    fn choose(&self, id: &str, operation: &Operation<'_>, mut found: Vec<Found<Named>>) -> Result<Option<Fit>, Error> {
         let refused = |line: u64, what: String| {
             Error::new(ErrorKind::Refused, &self.files.queue, format!("record {} {what}", id.escape_debug()))
                 .at_line(line)
@@ -352,18 +366,26 @@ impl Client {
             let what = format!("has records whose ids begin with {}, {one} and {other} for two", id.escape_debug());
             return Err(Error::new(ErrorKind::Refused, &self.files.queue, what).advise("say more of the id"));
         }
-        let (mut fit, unfit): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|found| operation.applies_to(found.what.status));
+        let (mut fit, mut unfit) = (Vec::new(), Vec::new());
+        for Found { place, mut what } in found {
+            match what.applied.take() {
+                Some(applied) => fit.push((Found { place, what }, applied)),
+                None => unfit.push(Found { place, what }),
+            }
+        }
         match (fit.pop(), fit.is_empty(), unfit.last()) {
             (Some(one), true, _) => Ok(Some(one)),
-            (Some(last), false, _) => {
-                let lines: Vec<String> = fit.iter().map(|found| found.place.line.to_string()).collect();
+            (Some((last, _)), false, _) => {
+                let lines: Vec<String> = fit.iter().map(|(found, _)| found.place.line.to_string()).collect();
                 let what = format!(
                     "is there more than once, in line {} too, so that there is no telling which is meant",
                     lines.join(", ")
                 );
                 Err(refused(last.place.line, what)
                     .advise("`handoff check` lists such records: mend or remove one of the lines by hand"))
+            }
+            (None, _, Some(found)) if !found.what.is_expected => {
+                Err(refused(found.place.line, "has changed since it was looked at".to_owned()))
             }
             (None, _, Some(found)) => {
                 let (status, done) = (found.what.status.as_str(), operation.as_str());
@@ -374,7 +396,7 @@ impl Client {
     }
 
     /// Makes sure that a running record is not taken from who holds it.
-    fn require_right(&self, request: &Request<'_>, place: Place, record: &Candidate) -> Result<(), Error> {
+    fn require_right(&self, request: &Request<'_>, place: Place, record: &Named) -> Result<(), Error> {
         let Request { by, operation, .. } = *request;
         if record.status != Status::Running || matches!(by, By::Force) {
             return Ok(());
@@ -393,7 +415,7 @@ impl Client {
         let who = format!("process {} on {}", owner.pid, owner.host.escape_debug());
         match (by, process::life(&owner)?) {
             (By::Process(Some(us)) | By::OwnerOnly(us), _) if owner == *us => Ok(()),
-            (By::Process(_) | By::Nobody, Life::Dead) | (By::Process(_), Life::Unknown) | (By::Force, _) => Ok(()),
+            (By::Process(_) | By::Nobody, Life::Dead) | (By::Force, _) => Ok(()),
             (_, Life::Dead) => refused(&format!("{who}, which is dead, holds it")),
             (_, Life::Alive) => refused(&format!("{who}, which is alive, holds it")),
             (_, Life::Unknown) => refused(&format!("{who} holds it, and nobody here can tell whether that lives")),
@@ -405,34 +427,29 @@ impl Client {
         &self,
         operation: &Operation<'_>,
         place: Place,
-        text: &str,
+        record: &Envelope<'_>,
         now: Timestamp,
-    ) -> Result<(Changed, Change, Account), Error> {
-        let refused = |what: String| Error::new(ErrorKind::Refused, &self.files.queue, what).at_line(place.line);
-        let Ok(Line::Record(record)) = envelope::parse(text.as_bytes()) else {
-            return Err(refused("is no record any more".to_owned()));
-        };
+    ) -> Result<Applied, Error> {
         let (id, role, kind) = (record.id.to_string(), record.to.to_string(), record.kind.to_string());
-        let name = id.escape_debug();
-        let transition = operation
-            .apply(&record, now)
-            .map_err(|what| refused(format!("record {name} can't be {}: {what}", operation.as_str())))?;
-        if transition.line.len() > self.options.max_line {
-            let what =
-                format!("record {name} can't be {}: its line would be too long (--max-line)", operation.as_str());
-            return Err(refused(what));
+        let impossible = |what: &str| {
+            let what = format!("record {} can't be {}: {what}", id.escape_debug(), operation.as_str());
+            Error::new(ErrorKind::BadData, &self.files.queue, what)
+        };
+        let Transition { status, line, lost } = operation.apply(record, now).map_err(|what| impossible(&what))?;
+        if line.len() > self.options.max_line {
+            return Err(impossible("its line would be too long (--max-line): make it shorter by hand"));
         }
-        let line = transition.line.trim_start_matches('\u{feff}').trim_end().to_owned();
         let changed = Changed {
             id,
             kind: kind.clone(),
             role: role.clone(),
-            status: transition.status,
-            line,
+            status,
+            line: line.trim_start_matches('\u{feff}').trim_end().to_owned(),
             followup: None,
+            is_durable: true,
             findings: Vec::new(),
         };
-        Ok((changed, Change { place, line: transition.line }, Account { role, kind, totals: transition.lost }))
+        Ok(Applied { changed, change: Change { place, line }, account: Account { role, kind, totals: lost } })
     }
 }
 
@@ -442,6 +459,8 @@ struct Request<'a> {
     id: &'a str,
     /// Whether `id` may be how the record's begins.
     may_be_prefix: bool,
+    /// A line of it that must say of its end what it says now, if that matters.
+    expected: Option<&'a str>,
     by: &'a By,
     operation: &'a Operation<'a>,
     /// What is put with it.
@@ -452,23 +471,59 @@ struct Request<'a> {
 
 impl<'a> Request<'a> {
     fn new(id: &'a str, by: &'a By, operation: &'a Operation<'a>) -> Self {
-        Self { id, may_be_prefix: false, by, operation, followup: None, durable: None }
+        Self { id, may_be_prefix: false, expected: None, by, operation, followup: None, durable: None }
     }
 }
 
-/// A record with the id that was looked for.
+/// What an operation makes of a record, and of the queue.
+struct Applied {
+    changed: Changed,
+    change: Change,
+    account: Account,
+}
+
+/// What came of rewriting the queue.
+struct Attempted<T> {
+    found: Option<T>,
+    findings: Vec<Finding>,
+    is_durable: bool,
+}
+
+/// A record that an operation may be applied to, and what it makes of it.
+type Fit = (Found<Named>, Result<Applied, Error>);
+
+/// A record that may be taken.
 struct Candidate {
+    ts: Timestamp,
+    applied: Result<Applied, Error>,
+}
+
+/// A record with the id that was looked for.
+struct Named {
     id: String,
     status: Status,
+    /// Whether it has stopped as it had.
+    is_expected: bool,
     owner: Option<String>,
-    text: String,
+    /// What the operation makes of it, if it may be applied.
+    applied: Option<Result<Applied, Error>>,
+}
+
+/// Whether a record has stopped at the same time for the same reason as when this was its line. Anything else in it may have changed.
+fn has_stopped_alike(line: &str, record: &Envelope<'_>) -> bool {
+    let Ok(Line::Record(before)) = envelope::parse(line.as_bytes()) else { return false };
+    let (old, new) = (before.more(), record.more());
+    (before.finished_ts, old.nacks, old.stopped) == (record.finished_ts, new.nacks, new.stopped)
 }
 
 fn is_dead(owner: &Owner) -> bool {
     process::life(owner).is_ok_and(|life| life == Life::Dead)
 }
 
-/// What somebody should look at after a replacement. Generations that stay for a while are nothing to be told of each time.
+/// What somebody should look at after a replacement. A generation or two that stay for a while are nothing to be told of each time.
 pub(super) fn unsettled(rewritten: Rewritten) -> Vec<Finding> {
-    rewritten.unsettled.map(Error::into_finding).into_iter().collect()
+    let kept = if rewritten.ledger.generations.len() > USUAL_GENERATIONS { rewritten.findings } else { Vec::new() };
+    kept.into_iter().chain(rewritten.unsettled.map(Error::into_finding)).collect()
 }
+
+const USUAL_GENERATIONS: usize = 2;

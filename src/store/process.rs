@@ -79,7 +79,7 @@ fn of(pid: Pid) -> Result<Owner, Error> {
         boot_id: boot_id()?,
         pid: pid.as_raw_nonzero().get().unsigned_abs(),
         start_time: stat(pid)?.start_time,
-        pid_namespace: namespace(pid),
+        pid_namespace: namespace(),
     })
 }
 
@@ -94,7 +94,7 @@ pub fn life(owner: &Owner) -> Result<Life, Error> {
     if owner.boot_id != boot_id()? {
         return Ok(Life::Dead);
     }
-    if owner.pid_namespace.is_some_and(|namespace| self::namespace(getpid()) != Some(namespace)) {
+    if owner.pid_namespace.is_some_and(|namespace| self::namespace() != Some(namespace)) {
         return Ok(Life::Unknown);
     }
     let Some(pid) = i32::try_from(owner.pid).ok().and_then(Pid::from_raw) else { return Ok(Life::Unknown) };
@@ -126,8 +126,9 @@ fn boot_id() -> Result<String, Error> {
     fs::read_to_string(path).map(|id| id.trim().to_owned()).map_err(|error| Error::io(path, "cannot be read", error))
 }
 
-fn namespace(pid: Pid) -> Option<u64> {
-    fs::metadata(directory(pid.as_raw_nonzero().get().into()).join("ns/pid")).ok().map(|metadata| metadata.ino())
+/// The namespace of the numbers that `/proc` shows us.
+fn namespace() -> Option<u64> {
+    fs::metadata("/proc/self/ns/pid").ok().map(|metadata| metadata.ino())
 }
 
 /// What `/proc` tells of a process.

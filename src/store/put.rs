@@ -82,7 +82,12 @@ impl Client {
                             look::<()>(&self.files, file, end, &self.options, &Filter::all(&["ledger"]), &|_, _, _| {});
                         nothing?.into_plan(&self.files, &[], &[line.trim_end().to_owned()], &[])
                     })?;
-                    if let Some(rewritten) = rewritten {
+                    if let Some(mut rewritten) = rewritten {
+                        if rewritten.may_come_back
+                            && let Some(error) = rewritten.unsettled.take()
+                        {
+                            return Err(error);
+                        }
                         let findings = [put.findings, unsettled(rewritten)].concat();
                         return Ok(Put { findings, ..put });
                     }
@@ -180,7 +185,7 @@ impl Client {
                         id,
                         status,
                         existed: true,
-                        stopped: None,
+                        stopped: draft.cycle().map(|stopped| stopped.reason),
                         findings: Vec::new(),
                     }));
                 }
@@ -211,10 +216,16 @@ impl Client {
         }
         new.hops = usize::from(draft.parent.is_some());
         let mut next = parent.flatten();
+        let mut ancestors: Vec<String> = draft.parent.iter().cloned().collect();
         while let Some(id) = next
             && new.hops <= rules.max_hops
         {
             new.hops += 1;
+            if ancestors.contains(&id) {
+                // Its own ancestor has no end of them.
+                new.hops = new.hops.max(rules.max_hops.saturating_add(1));
+                break;
+            }
             let each: Each<'_, Option<String>> = &|record, place, found| {
                 if record.id == id {
                     found.push(Found { place, what: record.more().parent.map(Into::into) });
@@ -222,6 +233,7 @@ impl Client {
             };
             let found = look(&self.files, file, end, &self.options, &Filter::any(&[&id]), each)?.found;
             next = found.into_iter().find_map(|found| found.what);
+            ancestors.push(id);
         }
         Ok(Judged::New(new))
     }

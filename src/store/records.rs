@@ -14,7 +14,6 @@ use super::scan::{self, Fold, ReadOptions, for_each_chunk};
 use crate::format::envelope::{self, Envelope, Line};
 use crate::format::ledger::{Ledger, LedgerTotals, Totals};
 use crate::format::lines::{LineSplitter, RawLine};
-use crate::format::tally::Tally;
 
 /// Tells lines apart that need not be parsed, because they can't hold these strings.
 pub(super) struct Filter {
@@ -125,15 +124,10 @@ impl<T> Looked<T> {
             totals = first;
         }
         cuts.sort_by_key(|(place, _)| place.start);
-        if accounts.iter().any(|account| account.totals != Totals::default()) {
-            let mut tally = Tally::for_ledger(&[], &[]);
-            tally.add_ledger(&totals);
-            for Account { role, kind, totals } in accounts {
-                tally.add_amounts(role, kind, totals);
+        for Account { role, kind, totals: amounts } in accounts {
+            if *amounts != Totals::default() {
+                totals.add(role, kind, amounts);
             }
-            let reclaimed_bytes = totals.reclaimed_bytes;
-            totals = tally.to_ledger();
-            totals.reclaimed_bytes = reclaimed_bytes;
         }
         let mut segments = Vec::new();
         let mut cuts = cuts.into_iter().peekable();

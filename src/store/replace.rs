@@ -137,8 +137,10 @@ pub struct Rewritten {
     pub locked_for: Duration,
     /// What somebody should look at.
     pub findings: Vec<Finding>,
-    /// Why lines may still lie in an earlier generation, though the queue was replaced.
+    /// What went wrong after the queue was replaced: lines may still lie in an earlier generation.
     pub unsettled: Option<Error>,
+    /// Whether it is that a power cut could bring back the old queue.
+    pub may_come_back: bool,
 }
 
 impl Rewritten {
@@ -188,9 +190,16 @@ pub(super) fn rewrite_locked<'e>(
         ..Rewritten::default()
     };
     if rewritten.replaced {
-        let committed = snapshot.replace(plan.ledger.totals, &plan.segments, &drain, now)?;
+        let mut committed = snapshot.replace(plan.ledger.totals, &plan.segments, &drain, now)?;
         rewritten.findings = drain.findings;
-        settle(files, lock, committed, now, &mut rewritten);
+        rewritten.unsettled = committed.may_come_back.take();
+        rewritten.may_come_back = rewritten.unsettled.is_some();
+        if rewritten.may_come_back {
+            // What does not take a flush won't take another queue.
+            rewritten.ledger = committed.ledger;
+        } else {
+            settle(files, lock, committed, now, &mut rewritten);
+        }
     } else {
         rewritten.ledger = plan.ledger;
         rewritten.findings = drain.findings;
@@ -288,7 +297,7 @@ fn settle_once(
     }
     let rest = Segment::kept(committed.ledger_line.len() as u64..snapshot.end);
     *committed = snapshot.replace(committed.ledger.totals.clone(), &[rest], &drain, now)?;
-    Ok(Settled::Late(drain.lines))
+    committed.may_come_back.take().map_or(Ok(Settled::Late(drain.lines)), Err)
 }
 
 /// The queue as it is at one moment.
@@ -331,6 +340,8 @@ struct Committed {
     identity: (u64, u64),
     ledger: Ledger,
     ledger_line: String,
+    /// Why a power cut could bring back the queue from before it, if one could.
+    may_come_back: Option<Error>,
 }
 
 /// Whether generations that nobody writes into any more are looked for, which is for the first cycle of a run.
@@ -557,8 +568,8 @@ impl<'l> Snapshot<'l> {
         }
 
         self.size_from(end)?;
-        let file = Some(self.commit(temporary, number)?);
-        Ok(Committed { file, identity: identity(&written), ledger, ledger_line })
+        let (file, may_come_back) = self.commit(temporary, number)?;
+        Ok(Committed { file: Some(file), identity: identity(&written), ledger, ledger_line, may_come_back })
     }
 
     /// The queue's size, which was `end` at least.
@@ -610,8 +621,9 @@ impl<'l> Snapshot<'l> {
         Ok(end)
     }
 
-    /// Makes the temporary file the queue, and the queue the generation `number`. Returns the new queue's file.
-    fn commit(&self, temporary: Temporary, number: u64) -> Result<File, Error> {
+    /// Makes the temporary file the queue, and the queue the generation `number`. Returns the new queue's file, and why the old one could
+    /// come back, if it could.
+    fn commit(&self, temporary: Temporary, number: u64) -> Result<(File, Option<Error>), Error> {
         let queue = &self.queue;
         let generation = queue.generation(number);
         // Whatever fails from here on to the rename: the old queue must not keep a second name, but it must keep one.
@@ -640,8 +652,8 @@ impl<'l> Snapshot<'l> {
         self.sync_directory("cannot be flushed to disk, so the queue is left as it was").map_err(undo)?;
         let file = temporary.persist(&queue.path).map_err(|error| undo(self.commit_error(error)))?;
         let note = "the queue has been replaced, and nothing is lost, but a power cut now could bring back the old one";
-        self.sync_directory("cannot be flushed to disk").map_err(|error| error.note(note))?;
-        Ok(file)
+        let flushed = self.sync_directory("cannot be flushed to disk");
+        Ok((file, flushed.err().map(|error| error.note(note))))
     }
 
     fn sync_directory(&self, otherwise: &'static str) -> Result<(), Error> {

@@ -723,7 +723,13 @@ impl<'a> Tried<'a> {
                     .model
                     .find(&id, &["human"])
                     .and_then(|place| Model::require_no_doubt(&self.model.records[place]).map(|()| place));
-                let announced = self.client.announce(&id, now);
+                let queue = self.queue();
+                let is_it = |line: &&str| {
+                    let record: Value = serde_json::from_str(line).unwrap_or_default();
+                    record["id"] == id && record["status"] == "human"
+                };
+                let line = std::str::from_utf8(&queue).unwrap().lines().find(is_it).unwrap_or_default();
+                let announced = self.client.announce(&id, line, now);
                 if let Some((_, place)) = self.agree("announce", announced, expected, &before)? {
                     self.model.records[place].notified = Some(self.now);
                 }

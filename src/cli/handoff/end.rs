@@ -2,6 +2,7 @@
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
+use serde_json::Value;
 
 use super::{Holder, Output, Place, Rules, put, tell_people, text};
 use crate::cli::exit::Exit;
@@ -17,7 +18,7 @@ use crate::store::client::{Changed, Outcome};
 /// `payload`, and perhaps `run_id` and `correlation_id`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example: handoff done ID --result @result.json --spend 0.0125 --followup '{\"kind\":\"file_bug\",\"to\":\"patcher\",\"payload\":{}}'\nExit codes: 0 done, 65 not valid or refused, or the follow-up was kept as dead; 74 or 75 not done"
+    after_help = "Example: handoff done ID --result @result.json --spend 0.0125 --followup '{\"kind\":\"file_bug\",\"to\":\"patcher\",\"payload\":{}}'\nExit codes: 0 done, 65 not valid or refused, 74 or 75 not done, or as the message says"
 )]
 pub(super) struct Done {
     /// The record
@@ -62,11 +63,7 @@ impl Done {
         let outcome = Outcome { result: result?, spend: spend?, followup: followup? };
         let (client, by) = (self.place.client(), self.holder.by(self.force.force)?);
         let changed = client.done(&self.id, &by, &outcome, &self.rules.read(), self.place.common.now())?;
-        let exit = report(&self.place, &self.output, &changed);
-        if changed.has_escalated() {
-            tell_people(&self.channel, &self.place);
-        }
-        exit
+        report(&self.place, &self.output, Some(&self.channel), &changed)
     }
 }
 
@@ -75,7 +72,7 @@ impl Done {
 /// The first time it is queued again; the second time it waits for a person, who gets a mail. With --no-retry it is dead at once. The reason is kept in the record.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example: handoff nack ID --reason 'no ticket id in the payload' --class missing_field --no-retry\nExit codes: 0 refused, 65 not valid or not possible, 74 or 75 not refused"
+    after_help = "Example: handoff nack ID --reason 'no ticket id in the payload' --class missing_field --no-retry\nExit codes: 0 refused, 65 not valid or not possible, 74 or 75 not refused, or as the message says"
 )]
 pub(super) struct Nack {
     /// The record
@@ -124,17 +121,15 @@ impl Nack {
         };
         let (client, by) = (self.place.client(), self.holder.by(self.force.force)?);
         let changed = client.nack(&self.id, &by, &refusal, self.place.common.now())?;
-        let exit = report(&self.place, &self.output, &changed);
-        if changed.has_escalated() {
-            tell_people(&self.channel, &self.place);
-        }
-        exit
+        report(&self.place, &self.output, Some(&self.channel), &changed)
     }
 }
 
 /// Have a record tried again that waits for a person, is dead or refused, or whose worker has died, and print its status
 #[derive(Debug, Args)]
-#[command(after_help = "Example: handoff requeue ID\nExit codes: 0 queued again, 65 not possible, 74 or 75 not queued")]
+#[command(
+    after_help = "Example: handoff requeue ID\nExit codes: 0 queued again, 65 not possible, 74 or 75 not queued, or as the message says"
+)]
 pub(super) struct Requeue {
     /// The record, or how its id begins if no other begins so
     #[arg(value_name = "ID")]
@@ -154,14 +149,14 @@ impl Requeue {
     pub(super) fn run(&self) -> Result<Exit, Error> {
         let client = self.place.client();
         let changed = client.requeue(&self.id, self.force.force, self.place.common.now())?;
-        report(&self.place, &self.output, &changed)
+        report(&self.place, &self.output, None, &changed)
     }
 }
 
 /// Give a record up that is queued, waits for a person or was refused, or whose worker has died, and print its status
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example: handoff cancel ID --reason 'the customer has withdrawn'\nExit codes: 0 dead now, 65 not possible, 74 or 75 not changed"
+    after_help = "Example: handoff cancel ID --reason 'the customer has withdrawn'\nExit codes: 0 dead now, 65 not possible, 74 or 75 not changed, or as the message says"
 )]
 pub(super) struct Cancel {
     /// The record, or how its id begins if no other begins so
@@ -186,7 +181,7 @@ impl Cancel {
     pub(super) fn run(&self) -> Result<Exit, Error> {
         let client = self.place.client();
         let changed = client.cancel(&self.id, self.force.force, &self.reason, self.place.common.now())?;
-        report(&self.place, &self.output, &changed)
+        report(&self.place, &self.output, None, &changed)
     }
 }
 
@@ -197,11 +192,28 @@ struct Force {
     force: bool,
 }
 
-/// Prints what has become of a record.
-fn report(place: &Place, output: &Output, changed: &Changed) -> Result<Exit, Error> {
-    let text = if output.json { &changed.line } else { changed.status.as_str() };
+/// Tells what has become of a record, people too if one has to.
+fn report(place: &Place, output: &Output, channel: Option<&Channel>, changed: &Changed) -> Result<Exit, Error> {
+    let Changed { id, status, line, followup, is_durable, findings, .. } = changed;
+    place.messages().warnings(findings);
+    if let Some(followup) = followup {
+        // The record is done, whatever its follow-up has become.
+        let _: Exit = put::report(place, followup);
+        let (queue, status) = (place.common.queue.display(), followup.status.as_str());
+        place.messages().notice(format_args!("{queue}: record {id}: its follow-up {} is {status}", followup.id));
+    }
+    if let Some(channel) = channel.filter(|_| changed.has_escalated()) {
+        tell_people(channel, place);
+    }
+    let text = if output.json {
+        let followup = followup.as_ref().map_or(Value::Null, put::as_json);
+        let id = Value::from(id.as_str());
+        // The record goes last, as it stands in the queue.
+        format!(r#"{{"id":{id},"status":"{}","followup":{followup},"record":{line}}}"#, status.as_str())
+    } else {
+        status.as_str().to_owned()
+    };
     let printed = messages::print(format!("{text}\n").as_bytes());
     printed.map_err(|error| error.note("the record has been changed all the same"))?;
-    place.messages().warnings(&changed.findings);
-    Ok(changed.followup.as_ref().map_or(Exit::Done, |followup| put::report(place, followup)))
+    Ok(if *is_durable { Exit::Done } else { Exit::Io })
 }

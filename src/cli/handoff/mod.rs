@@ -12,6 +12,7 @@ mod take;
 mod text;
 mod work;
 
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
@@ -28,7 +29,7 @@ use crate::format::owner::Owner;
 use crate::store::client::{By, Client};
 use crate::store::files::QueueFiles;
 use crate::store::read::Pass;
-use crate::store::{self, Error, ErrorKind, process, read_regular};
+use crate::store::{self, Error, ErrorKind, process};
 
 const NAME: &str = "handoff";
 
@@ -152,7 +153,7 @@ struct Rules {
     kinds: Vec<String>,
 
     /// Have a record wait for a person if it has more ancestors
-    #[arg(long, env = "HANDOFF_MAX_HOPS", value_name = "NUMBER", default_value = "8")]
+    #[arg(long, env = "HANDOFF_MAX_HOPS", value_name = "NUMBER", default_value = "8", value_parser = args::hops)]
     max_hops: usize,
 
     #[command(flatten)]
@@ -196,27 +197,24 @@ fn tell_people(channel: &Channel, place: &Place) {
 /// The text that an argument means: itself, standard input for `-`, the contents of a file for `@FILE`.
 fn text(place: &Place, argument: &str) -> Result<String, Error> {
     let limit = place.common.read_options().max_line as u64;
-    let not_utf8 = |path: &Path| Error::new(ErrorKind::BadData, path, "is not UTF-8");
-    let (path, bytes) = match argument.strip_prefix('@') {
+    let path = match argument.strip_prefix('@') {
         None if argument != "-" => return Ok(argument.to_owned()),
-        None => {
-            let path = Path::new("standard input");
-            let mut bytes = Vec::new();
-            let read = std::io::stdin().lock().take(limit.saturating_add(1)).read_to_end(&mut bytes);
-            read.map_err(|error| Error::io(path, "cannot be read", error))?;
-            if bytes.len() as u64 > limit {
-                let what = format!("has more than the {limit} bytes that a line may have (--max-line)");
-                return Err(Error::new(ErrorKind::BadData, path, what));
-            }
-            (path, bytes)
-        }
-        Some(name) => {
-            let path = Path::new(name);
-            let bytes = read_regular(path, limit)?;
-            (path, bytes.ok_or_else(|| Error::new(ErrorKind::Io, path, "does not exist").advise("correct the path"))?)
-        }
+        None => Path::new("standard input"),
+        Some(name) => Path::new(name),
     };
-    String::from_utf8(bytes).map_err(|_| not_utf8(path))
+    let unreadable = |error| Error::io(path, "cannot be read", error);
+    let mut bytes = Vec::new();
+    // What is named may be a pipe as well, as in @<(command).
+    let input: Box<dyn Read> = match argument {
+        "-" => Box::new(std::io::stdin().lock()),
+        _ => Box::new(File::open(path).map_err(unreadable)?),
+    };
+    input.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > limit {
+        let what = format!("has more than the {limit} bytes that a line may have (--max-line)");
+        return Err(Error::new(ErrorKind::BadData, path, what));
+    }
+    String::from_utf8(bytes).map_err(|_| Error::new(ErrorKind::BadData, path, "is not UTF-8"))
 }
 
 #[derive(Debug, Args)]

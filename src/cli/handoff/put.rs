@@ -18,7 +18,7 @@ use crate::store::put::Put as Outcome;
 /// again is the same record; a record that hands over to itself is kept as dead, and one at the end of a long chain waits for a person.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example: handoff put --kind classify --from triage --to researcher --payload '{\"summary\":\"…\"}'\nExit codes: 0 put, or there already; 65 not valid or refused, or kept as dead; 74 or 75 not put"
+    after_help = "Example: handoff put --kind classify --from triage --to researcher --payload '{\"summary\":\"…\"}'\nExit codes: 0 put, or there already; 65 not valid or refused, or kept as dead; 74 or 75 not put, or as the message says"
 )]
 pub(super) struct Put {
     /// What is to be done, one of --kinds
@@ -74,12 +74,14 @@ impl Put {
             parent: self.parent.clone(),
         };
         let put = self.place.client().put(&draft, &self.rules.read(), self.place.common.now())?;
-        let text = if self.output.json { as_json(&put).to_string() } else { put.id.clone() };
-        let printed = messages::print(format!("{text}\n").as_bytes());
-        printed.map_err(|error| error.note("the record has been put all the same"))?;
         let exit = report(&self.place, &put);
         if put.status == Status::Human && !put.existed {
             tell_people(&self.channel, &self.place);
+        }
+        let text = if self.output.json { as_json(&put).to_string() } else { put.id.clone() };
+        if let Err(error) = messages::print(format!("{text}\n").as_bytes()) {
+            self.place.messages().error(format_args!("{error}: record {} has been put all the same", put.id));
+            return Ok(Exit::Io);
         }
         Ok(exit)
     }

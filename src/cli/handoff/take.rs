@@ -13,7 +13,7 @@ use crate::store::Error;
 /// service or an interactive shell. When that has died, handoff work and handoff requeue may have the record tried again.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example: handoff take --role researcher | jq .payload\nExit codes: 0 taken, 1 there is none, 65 the queue's ledger can't be read, 74 or 75 not taken"
+    after_help = "Example: handoff take --role researcher | jq .payload\nExit codes: 0 taken, 1 there is none, 65 the queue's ledger can't be read, 74 or 75 not taken, or as the message says"
 )]
 pub(super) struct Take {
     /// The role
@@ -39,7 +39,8 @@ impl Take {
             return Ok(Exit::No);
         };
         match messages::deliver([Ok(format!("{}\n", taken.line))]) {
-            Ok(()) => Ok(Exit::Done),
+            Ok(()) if taken.is_durable => Ok(Exit::Done),
+            Ok(()) => Ok(Exit::Io),
             // Nobody has got it, so nobody would work on it.
             Err(error) => {
                 match &owner {
