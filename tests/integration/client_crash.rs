@@ -879,10 +879,9 @@ fn nobody_is_beside_an_operation_whatever_it_does() {
 #[test]
 fn a_line_is_read_back_and_on_the_disk_before_put_says_so_and_nobody_is_beside_it() {
     let scene = Scene::small(Put);
-    let directory = |env: &TestEnv| fs::canonicalize(env.path("")).unwrap();
     let deeds_of = |verb: Verb| {
         let env = scene.copy();
-        let directory = directory(&env);
+        let directory = fs::canonicalize(env.path("")).unwrap();
         let (run, trace) = traced(&env, verb, &["-y"]);
         assert_eq!(run.code, Some(0), "{}", run.stderr);
         let store = directory.join("blob");
@@ -890,20 +889,27 @@ fn a_line_is_read_back_and_on_the_disk_before_put_says_so_and_nobody_is_beside_i
         for call in &mut calls {
             call.line = without_descriptor(&call.line, store.to_str().unwrap());
         }
-        calls.iter().map(|call| deed(call, directory.to_str().unwrap())).collect::<Vec<_>>()
+        let deeds: Vec<String> = calls.iter().map(|call| deed(call, directory.to_str().unwrap())).collect();
+        (calls, deeds)
     };
-    let deeds = deeds_of(Put);
-    let places =
-        ["flock(LOCK_EX) queue.lock", "write queue.jsonl", "pread64 queue.jsonl", "fsync queue.jsonl", "write "];
-    let mut start = 0;
-    for expected in places {
-        start += place(&deeds[start..], expected);
+    let (_, deeds) = deeds_of(Put);
+    let (locked, written) = ("flock(LOCK_EX) queue.lock", "write queue.jsonl");
+    let mut at = 0;
+    for next in [locked, written, "pread64 queue.jsonl", "fsync queue.jsonl", "fsync DIR", "close queue.lock", "write "]
+    {
+        at += place(&deeds[at..], next);
     }
-    // A blob is on the disk before its line is written.
-    let deeds = deeds_of(PutLarge);
-    let (put, line) = (place(&deeds, "renameat blob/.blob."), place(&deeds, "write queue.jsonl"));
-    let store = put + place(&deeds[put..], "fsync blob");
-    assert!(store < line, "{deeds:#?}");
+    // A blob is on the disk before its line is written, and nobody prunes the store until that is on the disk.
+    let (calls, deeds) = deeds_of(PutLarge);
+    let shared = place(&deeds, "flock(LOCK_SH) blob");
+    let descriptor = calls[shared].line.split(['(', '<']).nth(1).unwrap();
+    let close = format!("close({descriptor}<");
+    let closed = shared + calls[shared..].iter().position(|call| call.line.starts_with(&close)).unwrap();
+    let mut at = shared;
+    for next in ["renameat blob/.blob.", "fsync blob", locked, written, "fsync queue.jsonl"] {
+        at += place(&deeds[at..], next);
+    }
+    assert!(at < closed, "{deeds:#?}");
 }
 
 // No room.
