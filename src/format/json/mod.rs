@@ -7,7 +7,7 @@
 mod stops;
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, Visitor};
@@ -172,6 +172,49 @@ pub(super) fn compact(json: &str) -> String {
         }
     }
     text
+}
+
+/// A text that is the same for the same JSON value in the same order, however its strings are escaped and its floats are written: whoever
+/// reads a line and writes it anew changes both.
+pub(super) fn canonical(json: &str) -> String {
+    struct Canonical<'a> {
+        json: &'a str,
+        text: String,
+    }
+    impl Canonical<'_> {
+        fn add(&mut self, token: Range<usize>) {
+            let token = self.json.get(token).unwrap_or_default();
+            let is_float = token.starts_with(|first: char| first == '-' || first.is_ascii_digit())
+                && token.contains(['.', 'e', 'E']);
+            match (string(token), token.parse::<f64>()) {
+                // Of one with a lone surrogate no text says exactly what it is.
+                (Some(Text { text, lossy: false }), _) => {
+                    self.text.push_str(&serde_json::Value::from(text).to_string());
+                }
+                (None, Ok(number)) if is_float && number.is_finite() => drop(write!(self.text, "{number:e}")),
+                _ => self.text.push_str(token),
+            }
+            self.text.push(',');
+        }
+    }
+    impl Visit for Canonical<'_> {
+        fn open(&mut self, at: usize) {
+            self.text.push_str(self.json.get(at..=at).unwrap_or_default());
+        }
+        fn close(&mut self, end: usize) {
+            self.text.push_str(self.json.get(end - 1..end).unwrap_or_default());
+        }
+        fn key(&mut self, key: Range<usize>) {
+            self.add(key);
+        }
+        fn scalar(&mut self, value: Range<usize>) {
+            self.add(value);
+        }
+    }
+    let mut canonical = Canonical { json, text: String::with_capacity(json.len()) };
+    // Of a text that is no JSON it is some text.
+    let _ = Document::new(json).start().walk(&mut canonical);
+    canonical.text
 }
 
 /// How many elements `json` has, if it is an array.
