@@ -21,7 +21,7 @@ use crate::exposition::{Samples, sum};
 use crate::test_env::{Background, TestEnv, counters, in_tests, names_in, python, run, tell};
 
 /// A load that hangs is a failure.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 fn is_long() -> bool {
     std::env::var_os("LONG").is_some()
