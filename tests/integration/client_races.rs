@@ -303,7 +303,7 @@ fn every_record_ends_once_whatever_is_killed_and_no_counter_falls() {
         Size {
             producers: 4,
             takers: 3,
-            each: 375,
+            each: 250,
             between_kills: 1_000,
             between_others: Duration::from_millis(500),
             patience: PATIENCE,
