@@ -406,11 +406,14 @@ impl Client {
             let error = Error::new(ErrorKind::Refused, &self.files.queue, what).at_line(place.line);
             Err(error.advise("--force does it all the same, if you know better"))
         };
-        let Some(owner) = record.owner.as_deref().and_then(Owner::read) else {
+        let Some(owner) = &record.owner else {
             return match by {
                 By::Process(_) | By::Force => Ok(()),
                 _ => refused("it does not say which process holds it, so that nobody can tell whether that lives"),
             };
+        };
+        let Some(owner) = Owner::read(owner) else {
+            return refused("what it says of who holds it can't be read, so that nobody can tell whether that lives");
         };
         let who = format!("process {} on {}", owner.pid, owner.host.escape_debug());
         match (by, process::life(&owner)?) {

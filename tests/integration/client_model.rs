@@ -333,8 +333,8 @@ impl Model {
     /// Whether a process may end what a running record's owner is at.
     fn require_owner(record: &Record, holder: Holder) -> Answer<()> {
         let Holder::Process(who) = holder else { return Ok(()) };
-        let lives = matches!(record.owner, Who::Us | Who::Other);
-        if record.status == "running" && lives && record.owner != who { Err(No::Refused) } else { Ok(()) }
+        let may_live = matches!(record.owner, Who::Us | Who::Other | Who::Foreign | Who::Unreadable);
+        if record.status == "running" && may_live && record.owner != who { Err(No::Refused) } else { Ok(()) }
     }
 
     /// Whether whoever holds a running record is dead.
@@ -344,7 +344,7 @@ impl Model {
     }
 
     fn require_no_doubt(record: &Record) -> Answer<()> {
-        if record.is_doubtful { Err(No::Refused) } else { Ok(()) }
+        if record.is_doubtful { Err(No::Invalid) } else { Ok(()) }
     }
 
     fn judge(&self, new: &New, from: &str, parent: Option<&str>) -> Answer<Putting> {
@@ -725,7 +725,7 @@ impl<'a> Tried<'a> {
                     .and_then(|place| Model::require_no_doubt(&self.model.records[place]).map(|()| place));
                 let queue = self.queue();
                 let is_it = |line: &&str| {
-                    let record: Value = serde_json::from_str(line).unwrap_or_default();
+                    let record: Value = serde_json::from_str(line.trim_start_matches('\u{feff}')).unwrap_or_default();
                     record["id"] == id && record["status"] == "human"
                 };
                 let line = std::str::from_utf8(&queue).unwrap().lines().find(is_it).unwrap_or_default();

@@ -202,7 +202,10 @@ fn text(place: &Place, argument: &str) -> Result<String, Error> {
         None => Path::new("standard input"),
         Some(name) => Path::new(name),
     };
-    let unreadable = |error| Error::io(path, "cannot be read", error);
+    let unreadable = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::new(ErrorKind::Io, path, "does not exist").advise("correct the path"),
+        _ => Error::io(path, "cannot be read", error),
+    };
     let mut bytes = Vec::new();
     // What is named may be a pipe as well, as in @<(command).
     let input: Box<dyn Read> = match argument {
