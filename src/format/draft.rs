@@ -99,10 +99,14 @@ impl Draft {
     ///
     /// # Errors
     /// Says why it may not be put.
-    pub fn check(mut self, kinds: &[String]) -> Result<Self, String> {
+    pub fn check(mut self, kinds: &[String], roles: &[String]) -> Result<Self, String> {
         if !kinds.contains(&self.kind) {
             let (kind, kinds) = (self.kind.escape_debug(), kinds.join(", "));
             return Err(format!("there is no kind {kind}: it is one of {kinds} (--kinds)"));
+        }
+        if !roles.is_empty() && !roles.contains(&self.to) {
+            let (role, roles) = (self.to.escape_debug(), roles.join(", "));
+            return Err(format!("there is no role {role}: it is one of {roles} (--roles)"));
         }
         for (name, role) in [("from", &self.from), ("to", &self.to)] {
             if role.is_empty() {
@@ -116,6 +120,7 @@ impl Draft {
         let members = Document::new(&self.payload).object::<1>(|key| (key == b"summary").then_some(0));
         let members = members.map_err(|fault| match fault {
             Fault::NotAnObject => "the payload is not a JSON object".to_owned(),
+            Fault::Syntax(_) if self.payload.trim().is_empty() => "the payload is empty".to_owned(),
             Fault::Syntax(fault) => format!("the payload is not JSON: {fault}"),
         })?;
         if members.non_finite {
@@ -207,13 +212,13 @@ mod tests {
     }
 
     fn with_summary(text: &str) -> Result<Draft, String> {
-        draft(&format!(r#"{{"summary":"{text}"}}"#)).check(&kinds())
+        draft(&format!(r#"{{"summary":"{text}"}}"#)).check(&kinds(), &[])
     }
 
     #[test]
     fn a_payload_is_put_on_one_line_and_otherwise_as_it_is() {
         let payload = "\u{feff}\r\n{ \"a b\" :\t[1.50, 1e400, \"\\\" , \\\\\", \"\\ud83d\"],\n \"a b\": {} }\n";
-        let checked = draft(payload).check(&kinds()).expect("a draft");
+        let checked = draft(payload).check(&kinds(), &[]).expect("a draft");
         assert_eq!(checked.payload, "{\"a b\":[1.50,1e400,\"\\\" , \\\\\",\"\\ud83d\"],\"a b\":{}}");
         let line = checked.to_line("1", None, NOW);
         assert!(
@@ -260,11 +265,12 @@ mod tests {
             "{\"summary\":\"a\",\"summary\":\"b\"}",
             "{\"a\":\"\n\"}",
         ] {
-            assert!(draft(payload).check(&kinds()).is_err(), "{payload:?}");
+            assert!(draft(payload).check(&kinds(), &[]).is_err(), "{payload:?}");
         }
-        assert!(Draft { kind: "other".into(), ..draft("{}") }.check(&kinds()).is_err());
-        assert!(Draft { to: String::new(), ..draft("{}") }.check(&kinds()).is_err());
-        assert!(Draft { run_id: Some(String::new()), ..draft("{}") }.check(&kinds()).is_err());
+        assert!(Draft { kind: "other".into(), ..draft("{}") }.check(&kinds(), &[]).is_err());
+        assert!(draft("{}").check(&kinds(), &["a".to_owned()]).is_err());
+        assert!(Draft { to: String::new(), ..draft("{}") }.check(&kinds(), &[]).is_err());
+        assert!(Draft { run_id: Some(String::new()), ..draft("{}") }.check(&kinds(), &[]).is_err());
     }
 
     #[test]

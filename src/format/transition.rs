@@ -296,25 +296,28 @@ pub fn check_result(result: &str) -> Result<(), String> {
 /// Says why it isn't.
 pub fn check_spend(spend: &str) -> Result<(), String> {
     match check("spend", spend)? {
-        b'{' | b'-' | b'0'..=b'9' => Ok(()),
+        b'{' | b'0'..=b'9' => Ok(()),
         b'[' => check_entries(spend),
-        _ => Err("the spend is neither a number of USD, an entry, nor an array of these".to_owned()),
+        _ => Err("the spend is neither a number of USD (0 or more), an entry, nor an array of these".to_owned()),
     }
 }
 
 fn check_entries(spend: &str) -> Result<(), String> {
     let is_entry = |value: &serde_json::value::RawValue| {
-        value.get().starts_with(|first: char| first == '{' || first == '-' || first.is_ascii_digit())
+        value.get().starts_with(|first: char| first == '{' || first.is_ascii_digit())
     };
     match serde_json::from_str::<Vec<&serde_json::value::RawValue>>(spend) {
         Ok(entries) if entries.iter().all(|entry| is_entry(entry)) => Ok(()),
-        _ => Err("the spend's elements are not all numbers of USD or entries".to_owned()),
+        _ => Err("the spend's elements are not all numbers of USD (0 or more) or entries".to_owned()),
     }
 }
 
 /// The first byte of a text that is one JSON value, and has no number that makes a record doubtful.
 fn check(what: &str, text: &str) -> Result<u8, String> {
     // As a member of an object, all of it is looked at.
+    if text.trim().is_empty() {
+        return Err(format!("the {what} is empty"));
+    }
     let object = format!("{{\"x\":{text}\n}}");
     let members = json::Document::new(&object).object::<1>(|key| (key == b"x").then_some(0));
     match members {
@@ -442,10 +445,10 @@ mod tests {
         for bad in ["", " ", "text", "1,\"y\":2", "1}", "{}{}", "[NaN]", "1,\"x\":2", "\u{1}"] {
             assert!(check_result(bad).is_err(), "{bad:?}");
         }
-        for good in ["0.5", "-1", "{\"cost_usd\":1}", "[1,{\"model\":\"m\"}]", "[]"] {
+        for good in ["0.5", "{\"cost_usd\":1}", "[1,{\"model\":\"m\"}]", "[]"] {
             assert_eq!(check_spend(good), Ok(()), "{good}");
         }
-        for bad in ["\"0.5\"", "null", "[[1]]", "[\"a\"]", "true"] {
+        for bad in ["-1", "[-1]", "\"0.5\"", "null", "[[1]]", "[\"a\"]", "true"] {
             assert!(check_spend(bad).is_err(), "{bad}");
         }
     }

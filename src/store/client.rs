@@ -63,7 +63,7 @@ impl Changed {
 /// Who ends a record.
 #[derive(Clone, Debug)]
 pub enum By {
-    /// This process, or one that is not known: not if another that lives holds it.
+    /// A process, or one that is not known: not if another that lives or may live holds it, unless that has started this one.
     Process(Option<Owner>),
     /// Nobody: only if whoever holds it is dead.
     Nobody,
@@ -149,7 +149,7 @@ impl Client {
         spend.as_deref().map_or(Ok(()), check_spend).map_err(invalid)?;
         // Whom it is from is known later.
         let draft = followup.as_deref().map(|text| Draft::follow_up(text, "?", id)).transpose().map_err(invalid)?;
-        let draft = draft.map(|draft| draft.check(&rules.kinds)).transpose().map_err(invalid)?;
+        let draft = draft.map(|draft| draft.check(&rules.kinds, &rules.roles)).transpose().map_err(invalid)?;
         let probe =
             Draft { payload: draft.as_ref().map_or("{}", |draft| &draft.payload).to_owned(), ..Draft::default() };
         let (payload, result, durable) = self.offload(&probe, result.as_deref(), rules.offload)?;
@@ -346,7 +346,8 @@ impl Client {
         })?;
         let changed = changed.ok_or_else(|| {
             let what = format!("has no record {}", id.escape_debug());
-            Error::new(ErrorKind::Refused, &self.files.queue, what).advise("`handoff list` shows what there is")
+            Error::new(ErrorKind::Refused, &self.files.queue, what)
+                .advise("give the whole id, as `handoff list` shows it")
         })?;
         Ok(Changed { is_durable, findings, ..changed })
     }
@@ -418,6 +419,8 @@ impl Client {
         let who = format!("process {} on {}", owner.pid, owner.host.escape_debug());
         match (by, process::life(&owner)?) {
             (By::Process(Some(us)) | By::OwnerOnly(us), _) if owner == *us => Ok(()),
+            // A script that it has started, or the command of a worker.
+            (By::Process(_), Life::Alive) if process::is_above_us(&owner) => Ok(()),
             (By::Process(_) | By::Nobody, Life::Dead) | (By::Force, _) => Ok(()),
             (_, Life::Dead) => refused(&format!("{who}, which is dead, holds it")),
             (_, Life::Alive) => refused(&format!("{who}, which is alive, holds it")),

@@ -62,15 +62,36 @@ pub fn caller() -> Result<Owner, Error> {
     of(pid)
 }
 
+/// Whether an owner is this process or has, directly or not, started it.
+#[must_use]
+pub fn is_above_us(owner: &Owner) -> bool {
+    let is_here = life(owner).is_ok_and(|life| life == Life::Alive);
+    let mut next = is_here.then(getpid);
+    while let Some(pid) = next {
+        let Ok(stat) = stat(pid) else { return false };
+        if pid.as_raw_nonzero().get().unsigned_abs() == owner.pid && stat.start_time == owner.start_time {
+            return true;
+        }
+        next = Pid::from_raw(stat.parent);
+    }
+    false
+}
+
 /// The process with this number as an owner.
 ///
 /// # Errors
 /// If there is none, or `/proc` can't be read.
 pub fn with_number(number: u32) -> Result<Owner, Error> {
     let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
-    let none =
-        || Error::new(ErrorKind::BadData, &directory(i64::from(number)), "is no process that could hold a record");
-    of(pid.ok_or_else(none)?)
+    let none = || {
+        Error::new(
+            ErrorKind::BadData,
+            &directory(i64::from(number)),
+            "there is no such process that could hold a record",
+        )
+    };
+    let pid = pid.ok_or_else(none)?;
+    if test_kill_process(pid) == Err(Errno::SRCH) { Err(none()) } else { of(pid) }
 }
 
 fn of(pid: Pid) -> Result<Owner, Error> {

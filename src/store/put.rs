@@ -24,6 +24,8 @@ use crate::format::time::Timestamp;
 pub struct Rules {
     /// The kinds that there are.
     pub kinds: Vec<String>,
+    /// The roles that there are; none: any.
+    pub roles: Vec<String>,
     /// How many ancestors a record may have.
     pub max_hops: usize,
     /// What is too large for a line.
@@ -100,8 +102,9 @@ impl Client {
 
     /// Checks a record that is to be put, and puts its large values into the blob store.
     fn prepare(&self, draft: Draft, rules: &Rules) -> Result<(Draft, Option<Durable>), Error> {
-        let draft =
-            draft.check(&rules.kinds).map_err(|what| Error::new(ErrorKind::BadData, &self.files.queue, what))?;
+        let draft = draft
+            .check(&rules.kinds, &rules.roles)
+            .map_err(|what| Error::new(ErrorKind::BadData, &self.files.queue, what))?;
         let (payload, _, durable) = self.offload(&draft, None, rules.offload)?;
         Ok((Draft { payload, ..draft }, durable))
     }
@@ -211,7 +214,10 @@ impl Client {
         }
         let mut new = New::default();
         if let (Some(id), None) = (&draft.parent, &parent) {
-            let message = format!("has no record {}, of which this one is to be the follow-up", id.escape_debug());
+            let message = format!(
+                "has no record {}, which the new one names as its parent: is that the whole id?",
+                id.escape_debug()
+            );
             new.findings.push(Finding::new(&self.files.queue, message));
         }
         new.hops = usize::from(draft.parent.is_some());

@@ -557,7 +557,7 @@ impl<'a> Tried<'a> {
         options.lock_timeout = PATIENCE;
         let client = Client { files: QueueFiles::beside(env.path("queue.jsonl")), options };
         let kinds = KINDS.map(str::to_owned).to_vec();
-        let rules = Rules { kinds, max_hops: MAX_HOPS, offload: Rule::default() };
+        let rules = Rules { kinds, roles: Vec::new(), max_hops: MAX_HOPS, offload: Rule::default() };
         Self { env, client, rules, others, model, now: START, before: BTreeMap::new(), counts }
     }
 

@@ -152,6 +152,10 @@ struct Rules {
         default_value = "classify,draft_reply,file_bug,request_human", help = "The kinds that there are [default: classify,draft_reply,file_bug,request_human]")]
     kinds: Vec<String>,
 
+    /// The roles that there are [default: any]
+    #[arg(long, env = "HANDOFF_ROLES", value_name = "NAME,…", value_delimiter = ',', value_parser = args::name)]
+    roles: Vec<String>,
+
     /// Have a record wait for a person if it has more ancestors
     #[arg(long, env = "HANDOFF_MAX_HOPS", value_name = "NUMBER", default_value = "8", value_parser = args::hops)]
     max_hops: usize,
@@ -162,8 +166,8 @@ struct Rules {
 
 impl Rules {
     fn read(&self) -> store::put::Rules {
-        let (kinds, max_hops) = (self.kinds.clone(), self.max_hops);
-        store::put::Rules { kinds, max_hops, offload: self.limit.rule() }
+        let Self { kinds, roles, max_hops, limit } = self;
+        store::put::Rules { kinds: kinds.clone(), roles: roles.clone(), max_hops: *max_hops, offload: limit.rule() }
     }
 }
 
