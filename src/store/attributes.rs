@@ -30,6 +30,18 @@ pub(super) fn copy(from: &File, to: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives `to`, made beside the queue `from` for lines of that, to the owner of their directory if we are root, and lets nobody read it who
+/// may not read the queue.
+pub(super) fn set_aside(from: &File, to: &File, directory: &Metadata) -> io::Result<()> {
+    give_to_owner_of(to, directory)?;
+    copy_extended(from, to)?;
+    let queue = from.metadata()?;
+    let [group, others] = [3, 0].map(|shift| mode(&queue) >> shift & 0o6);
+    // In another group are others than those who may use the queue as its group.
+    let [group, others] = if to.metadata()?.gid() == queue.gid() { [group, others] } else { [group & others; 2] };
+    to.set_permissions(Permissions::from_mode(mode(&queue) & 0o600 | group << 3 | others))
+}
+
 /// Gives `file`, made beside the queue, to the owner of its directory if we are root: workers must be able to use it.
 pub(super) fn adopt(file: &File, directory: &Metadata) -> io::Result<()> {
     give_to_owner_of(file, directory)?;

@@ -19,7 +19,9 @@ use super::{Error, directory_of};
 use crate::format::blob::{Digest, References};
 use crate::format::envelope::{self, Envelope, Line as Parsed, Status};
 use crate::format::lines::RawLine;
+use crate::format::owner::Owner;
 use crate::format::time::Timestamp;
+use crate::format::transition::{Operation, Refusal};
 
 /// What a check has found.
 #[derive(Debug, Default)]
@@ -82,6 +84,9 @@ const FIRST_PLAUSIBLE: Timestamp = Timestamp::from_micros(1_000_000_000_000_000)
 /// A look at all lines.
 struct Look {
     now: Timestamp,
+    max_line: usize,
+    /// Who might take a record.
+    taker: Option<Owner>,
     /// Or why it can't be looked at.
     store: Result<BlobStore, Error>,
     reference: Finder<'static>,
@@ -112,6 +117,8 @@ impl Look {
     fn at(lines: &Lines<'_>, now: Timestamp) -> Result<Self, Error> {
         let mut look = Self {
             now,
+            max_line: lines.options.max_line,
+            taker: process::this().ok(),
             // Not before the lock is held: a store that appears later would be taken for absent.
             store: BlobStore::open(&lines.files.blobs),
             reference: Finder::new("blob"),
@@ -210,7 +217,7 @@ impl Look {
 
     fn add_record(&mut self, record: &Envelope<'_>, line: &Line<'_>) {
         self.hashes.push(self.hasher.hash_one(record.id.as_bytes()));
-        let items = &mut self.report.items;
+        let mut items = Vec::new();
         let mut push = |item: Item| items.push(Item { id: Some(record.id.to_string()), ..item.at(line.number) });
         if let Some(doubt) = record.doubt {
             let (what, status) = (doubt.as_str(), record.status.as_str());
@@ -222,6 +229,11 @@ impl Look {
             let detail = format!("is in doubt, and {status}: {what_follows}");
             let has_ended = matches!(record.status, Status::Done | Status::Dead);
             push(if has_ended { note(what, line.path, detail) } else { problem(what, line.path, detail) });
+        }
+        if record.doubt.is_none()
+            && let Some(detail) = self.stuck(record)
+        {
+            push(problem("stuck", line.path, detail));
         }
         if record.status == Status::Other {
             push(problem("unknown_status", line.path, "has a status that is none of the format's: nobody acts on it"));
@@ -235,11 +247,29 @@ impl Look {
                 push(problem("implausible_time", line.path, format!("`{name}` is {time}: is it in another unit?")));
             }
         }
+        self.report.items.extend(items);
         if record.status == Status::Running {
             let owner = record.more().owner.map(str::to_owned);
             let (path, id) = (line.path.to_owned(), record.id.to_string());
             self.running.push(Running { path, line: line.number, id, owner });
         }
+    }
+
+    /// Why what must come next can't be done to a record, if so.
+    fn stuck(&self, record: &Envelope<'_>) -> Option<String> {
+        let refusal = Refusal { is_retryable: true, ..Refusal::default() };
+        let next = match record.status {
+            Status::Queued => Operation::Take { owner: self.taker.as_ref() },
+            Status::Running => Operation::Nack(&refusal),
+            Status::Human if record.more().notified_ts.is_none() => Operation::Announce,
+            _ => return None,
+        };
+        let why = match next.apply(record, self.now) {
+            Ok(transition) if transition.line.len() <= self.max_line => return None,
+            Ok(_) => "its line would be too long: move large values out of it (handoff-offload), or have all tools allow more (--max-line)".to_owned(),
+            Err(why) => why,
+        };
+        Some(format!("is {}, and can't be {}: {why}", record.status.as_str(), next.as_str()))
     }
 
     /// Looks for ids that several records have, by another pass if there may be any.

@@ -146,7 +146,7 @@ impl Aside {
             let file = open(&path)?;
             let size = file.metadata()?.len();
             if size == 0 {
-                attributes::copy(lines.queue, &file)?;
+                attributes::set_aside(lines.queue, &file, &fs::metadata(directory_of(&path))?)?;
             }
             let noted = noted(&file, size, lines.bytes)?;
             if noted < size && lines.begin_with(&file, noted..size)? {

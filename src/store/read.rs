@@ -1,14 +1,17 @@
 //! Reading the queue line by line: what `list`, `show`, `status` and `check` look at, with memory for one line.
 
+use std::borrow::Cow;
 use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::files::{Finding, OpenQueue, QueueFiles, read_error};
 use super::ledger_lines::LedgerLines;
 use super::scan::{ReadOptions, count_lines, for_each_chunk};
-use super::{Error, lock};
+use super::{Error, ErrorKind, lock};
 use crate::format::envelope::{self, Line as Parsed};
 use crate::format::lines::{LineSplitter, RawLine};
 
@@ -16,7 +19,7 @@ use crate::format::lines::{LineSplitter, RawLine};
 #[derive(Debug)]
 pub struct Lines<'a> {
     pub(super) files: &'a QueueFiles,
-    options: &'a ReadOptions,
+    pub(super) options: &'a ReadOptions,
     /// `None` if there is none.
     pub(super) queue: Option<OpenQueue>,
 }
@@ -52,6 +55,77 @@ impl Line<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Lines that somebody wants to have when writers are not kept out any longer. As many as there is memory for are held in it, the others
+/// are read again from the files that they stood in.
+#[derive(Debug, Default)]
+pub struct Kept {
+    held: usize,
+    files: Vec<(PathBuf, File)>,
+    hasher: RandomState,
+}
+
+/// Such a line.
+#[derive(Debug)]
+pub struct KeptLine(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Held(Box<[u8]>),
+    InFile { file: usize, range: Range<u64>, hash: u64 },
+}
+
+impl Kept {
+    /// So many bytes are held.
+    const MOST_HELD: usize = 16 * 1024 * 1024;
+
+    /// Keeps a line.
+    ///
+    /// # Errors
+    /// If its file can't be kept open, or the line can't be read.
+    pub fn keep(&mut self, line: &Line<'_>) -> Result<KeptLine, Error> {
+        if let RawLine::Whole(bytes) = line.raw
+            && bytes.len() <= Self::MOST_HELD - self.held
+        {
+            self.held += bytes.len();
+            return Ok(KeptLine(Kind::Held(bytes.into())));
+        }
+        // The lines of a file come one after the other.
+        if self.files.last().is_none_or(|(path, _)| path != line.path) {
+            let file = line.file.try_clone().map_err(|error| read_error(line.path, error))?;
+            self.files.push((line.path.to_owned(), file));
+        }
+        let mut hasher = self.hasher.build_hasher();
+        line.for_each_chunk(|chunk| hasher.write(chunk))?;
+        Ok(KeptLine(Kind::InFile { file: self.files.len() - 1, range: line.range.clone(), hash: hasher.finish() }))
+    }
+
+    /// A line that was kept, as it stood there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] if somebody has rewritten its file in place.
+    pub fn read<'l>(&self, line: &'l KeptLine) -> Result<Cow<'l, [u8]>, Error> {
+        let (file, range, hash) = match &line.0 {
+            Kind::Held(line) => return Ok(Cow::Borrowed(line)),
+            Kind::InFile { file, range, hash } => (*file, range, *hash),
+        };
+        let (path, file) = &self.files[file];
+        let mut line = vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)];
+        match file.read_exact_at(&mut line, range.start) {
+            Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(read_error(path, error)),
+            Err(_) => {}
+            Ok(()) => {
+                let mut hasher = self.hasher.build_hasher();
+                hasher.write(&line);
+                if hasher.finish() == hash {
+                    return Ok(Cow::Owned(line));
+                }
+            }
+        }
+        let what = "was rewritten in place while its lines were printed, so that these are not all";
+        Err(Error::new(ErrorKind::Busy, path, what).advise("try again"))
     }
 }
 

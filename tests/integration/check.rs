@@ -123,6 +123,50 @@ fn each_fault_is_told_with_its_line() {
 }
 
 #[test]
+fn a_record_that_what_must_come_next_cannot_be_done_to_is_told() {
+    let env = TestEnv::new();
+    // Each of these is as long as a line may be, and becomes longer when it is taken, refused or announced.
+    let full = |id: &str, status: &str, members: &str| {
+        let line = with(id, status, members);
+        let filler = "x".repeat(1_025 + "{}".len() - r#"{"text":""}"#.len() - line.len());
+        line.replacen("{}", &format!(r#"{{"text":"{filler}"}}"#), 1)
+    };
+    let notified = r#""notified_ts":1795950000"#;
+    let lines = [
+        record("taken", "researcher", "queued"),
+        full("queued", "queued", r#""x":1"#),
+        full("running", "running", r#""x":1"#),
+        full("human", "human", r#""x":1"#),
+        full("told", "human", notified),
+        full("over", "dead", r#""x":1"#),
+        full("doubtful", "queued", r#""status":"queued""#),
+    ];
+    assert!(lines[1..].iter().all(|line| line.len() == 1_025));
+    env.write("queue.jsonl", lines.concat());
+    let too_long = "its line would be too long: move large values out of it (handoff-offload), or have all tools allow more (--max-line)";
+    let found = [
+        format!("queue.jsonl:2: stuck: record queued: is queued, and can't be taken: {too_long}"),
+        format!("queue.jsonl:3: stuck: record running: is running, and can't be refused: {too_long}"),
+        "queue.jsonl:3: note: no_owner: record running: runs without an owner, as workers leave it that don't use handoff".to_owned(),
+        format!("queue.jsonl:4: stuck: record human: is human, and can't be announced: {too_long}"),
+        "queue.jsonl:7: duplicate_key: record doubtful: is in doubt, and queued: nobody can take it".to_owned(),
+    ];
+    assert_finds(&env, &["--max-line", "1KiB"], 1, &found.each_ref().map(String::as_str));
+    // It is as the check says, and so is the advice.
+    let nack =
+        |max_line: &str| run(env.handoff("nack").args(["running", "--reason", "r", "--max-line", max_line])).code;
+    assert_eq!(nack("1KiB"), Some(65));
+    assert_finds(&env, &["--max-line", "2KiB"], 1, &[&found[2], &found[4]]);
+    assert_eq!(
+        run(env.offload().args(["--max-line", "1KiB", "--max-bytes", "512B", "--preview-bytes", "16", "-q"])).code,
+        Some(0)
+    );
+    let after = String::from_utf8(run_quietly(&env, &["--max-line", "1KiB"]).stdout).unwrap();
+    assert!(!after.contains("stuck"), "{after}");
+    assert_eq!(nack("1KiB"), Some(0));
+}
+
+#[test]
 fn every_malformed_line_is_told_and_every_doubled_id() {
     let env = TestEnv::new();
     let lines = 3_000;
@@ -308,11 +352,6 @@ fn malformed_lines_are_put_aside_and_nothing_else_is() {
     fs::set_permissions(env.path("queue.jsonl"), Permissions::from_mode(0o640)).unwrap();
     setxattr(env.path("queue.jsonl"), "user.note", b"kept", XattrFlags::empty()).unwrap();
     env.write("queue.lock", "");
-    if is_root() {
-        for name in ["queue.jsonl", "queue.lock"] {
-            chown(env.path(name), Some(501), Some(502)).unwrap();
-        }
-    }
     let before = counters(env.samples());
     let run = run(env.handoff("check").arg("--quarantine"));
     // The record in doubt is no problem, as it is done, and the torn line is none yet.
@@ -323,11 +362,7 @@ fn malformed_lines_are_put_aside_and_nothing_else_is() {
     assert_eq!(fs::read(&path).unwrap(), bad_lines());
     assert_same_lines(holdings(&env, "moved"), good, "moved");
     assert_eq!(differences(&counters(env.samples()), &before), Vec::<String>::new());
-    let metadata = fs::metadata(&path).unwrap();
     assert_eq!(mode(&path), 0o640);
-    if is_root() {
-        assert_eq!((metadata.uid(), metadata.gid()), (501, 502));
-    }
     let mut note = [0; 8];
     assert_eq!(getxattr(&path, "user.note", &mut note[..]), Ok(4));
     assert!(
@@ -351,6 +386,38 @@ fn run_json(env: &TestEnv) -> Value {
     let run = run(quarantine(env).arg("--json"));
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
     serde_json::from_slice(&run.stdout).unwrap()
+}
+
+#[test]
+fn the_quarantine_belongs_to_the_owner_of_the_directory_and_is_open_to_nobody_whom_the_queue_is_not_open_to() {
+    // Each case: the group and mode of the queue, those of the quarantine if root has made it, and its mode if another has.
+    let cases = [
+        (602, 0o640, (602, 0o640), 0o640),
+        (502, 0o664, (602, 0o644), 0o664),
+        (502, 0o640, (602, 0o600), 0o640),
+        (602, 0o400, (602, 0o400), 0o400),
+    ];
+    for (group, queue_mode, (new_group, new_mode), mode_by_user) in cases {
+        let env = TestEnv::new();
+        env.write("queue.jsonl", small_queue() + "garbage\n");
+        env.write("queue.lock", "");
+        if is_root() {
+            chown(env.path(""), Some(601), Some(602)).unwrap();
+            for name in ["queue.jsonl", "queue.lock"] {
+                chown(env.path(name), Some(501), Some(group)).unwrap();
+            }
+        }
+        fs::set_permissions(env.path("queue.jsonl"), Permissions::from_mode(queue_mode)).unwrap();
+        assert_eq!(run(&mut quarantine(&env)).code, Some(0));
+        let metadata = fs::metadata(env.path("queue.bad.jsonl")).unwrap();
+        let found = (metadata.uid(), metadata.gid(), mode(&env.path("queue.bad.jsonl")));
+        if is_root() {
+            assert_eq!(found, (601, new_group, new_mode), "{group} {queue_mode:o}");
+        } else {
+            assert_eq!(found.2, mode_by_user, "{queue_mode:o}");
+        }
+        assert_eq!(mode(&env.path("queue.jsonl")), queue_mode);
+    }
 }
 
 #[test]

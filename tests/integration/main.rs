@@ -19,6 +19,7 @@ mod client_crash;
 mod client_model;
 mod client_power_cut;
 mod client_races;
+mod client_readme;
 mod client_rules;
 mod client_shell;
 mod compact_attributes;

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::test_env::{TestEnv, in_tests, python, record, run, tool};
+use crate::test_env::{TestEnv, python, readme_block, record, run, tool};
 
 const TEXT: &str = "a line\nwith \"quotes\", é and \u{0} \r\n";
 
@@ -24,13 +24,6 @@ fn offloaded(env: &TestEnv) -> Vec<Value> {
 fn records(queue: &str) -> Vec<Value> {
     let records = queue.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     records.filter(|record| record["kind"] != "ledger").collect()
-}
-
-/// The block of code that follows a text of the README.
-fn block(after: &str, fence: &str) -> String {
-    let readme = fs::read_to_string(in_tests("../README.md")).unwrap();
-    let (_, rest) = readme.split_once(after).expect("the text before the code");
-    rest.split_once(fence).and_then(|(_, rest)| rest.split_once("```")).expect("a block of code").0.to_owned()
 }
 
 #[test]
@@ -58,7 +51,7 @@ try:
 except ValueError as error:
     print(error)
 "#;
-    env.write("agent.py", block("**An agent that reads payloads", "```python\n") + use_it);
+    env.write("agent.py", readme_block("**An agent that reads payloads", "```python\n") + use_it);
     let read = run(env.command(python()).arg("agent.py"));
     assert_eq!(read.code, Some(0), "{}", read.stderr);
     let output = String::from_utf8(read.stdout).unwrap();
@@ -73,7 +66,7 @@ except ValueError as error:
 fn values_go_back_into_the_lines_as_the_readme_says() {
     let env = TestEnv::new();
     let before = offloaded(&env);
-    let recipe = block("**Way back.**", "```console\n");
+    let recipe = readme_block("**Way back.**", "```console\n");
     let script: String = recipe.lines().map(|line| line.trim_start_matches("$ ").to_owned() + "\n").collect();
     env.write("way_back.sh", script.replace("/var/lib/agents", "."));
     let back = run(env.command(tool("sh", "dash")).args(["-e", "way_back.sh"]));

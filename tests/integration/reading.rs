@@ -1,12 +1,13 @@
 //! `handoff list`, `show` and `status`: what they say of a queue, of hostile records and of processes that hold records, and how they end.
 
 use std::fs;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
 use crate::exposition::{sum, value};
-use crate::test_env::{NOW, Run, TestEnv, record, run, start, tool};
+use crate::test_env::{NOW, Run, TestEnv, append, record, run, start, tool};
 
 /// The present time of the tests in seconds since the epoch: 2026-11-29T12:00:00Z.
 const NOW_SECONDS: i64 = 1_795_953_600;
@@ -136,20 +137,114 @@ fn json_is_the_line_as_it_stands() {
     assert_prints(env.handoff("show").args(["--json", "odd"]), 0, &format!("{}\n", odd.trim()));
 }
 
-#[test]
-fn a_list_of_more_than_memory_is_meant_for_is_in_order() {
-    let env = TestEnv::new();
-    let filler = "x".repeat(1_000);
+/// More lines than are held in memory, the newest first.
+fn more_than_memory() -> Vec<String> {
+    let filler = "x".repeat(1_000_000);
     let line = |number: i64| envelope(&format!("id-{number}"), number, "queued", json!({"payload": {"text": filler}}));
-    // 7,919 is prime, so that each number comes up once.
-    let count = 18_000;
-    let queue: String = (0..count).map(|number| line(number * 7_919 % count)).collect();
-    assert!(queue.len() > 18_000_000);
-    env.write("queue.jsonl", queue);
-    let run = run(env.handoff("list").arg("--json"));
-    let expected: String = (0..count).rev().map(line).collect();
-    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
-    assert!(run.stdout == expected.as_bytes(), "{} bytes are not the {} expected", run.stdout.len(), expected.len());
+    (0..40).map(line).collect()
+}
+
+#[test]
+fn memory_does_not_grow_with_what_is_listed_and_no_file_is_needed() {
+    let env = TestEnv::new();
+    let lines = more_than_memory();
+    // Some come late, and 7 is prime to the number of the others, so that each comes up once.
+    let (taken_over, late) = (record("old", "researcher", "queued"), lines[35..].concat());
+    env.write("queue.gen.4", taken_over.clone() + &late);
+    let queue: String = (0..35).map(|number| lines[number * 3 % 35].as_str()).collect();
+    env.write("queue.jsonl", ledger("{}", &format!(r#""4":{}"#, taken_over.len())) + &queue);
+    let program = env.handoff("list").get_program().to_owned();
+    for json in ["", "--json"] {
+        // 40 MB are more than all of the process may have.
+        let script = format!(r#"ulimit -v 40000; exec "$1" list --queue queue.jsonl --now {NOW} {json}"#);
+        let run =
+            run(env.command(tool("sh", "dash")).args(["-c", &script, "sh"]).arg(&program).env("TMPDIR", "nowhere"));
+        assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{json}");
+        let lines = lines.iter().rev();
+        if json.is_empty() {
+            let ids: Vec<String> = String::from_utf8(run.stdout)
+                .unwrap()
+                .lines()
+                .map(|row| row.split(' ').next().unwrap().to_owned())
+                .collect();
+            assert_eq!(ids, (0..40).rev().map(|number| format!("id-{number}")).collect::<Vec<_>>());
+        } else {
+            let expected: String = lines.map(String::as_str).collect();
+            assert!(
+                run.stdout == expected.as_bytes(),
+                "{} bytes are not the {} expected",
+                run.stdout.len(),
+                expected.len()
+            );
+        }
+    }
+}
+
+type Rewrite = fn(&TestEnv, &str);
+
+#[test]
+fn a_list_of_a_queue_that_is_rewritten_meanwhile_is_that_of_one_moment_or_ends_with_75() {
+    let lines = more_than_memory();
+    let expected: String = lines.iter().rev().map(String::as_str).collect();
+    let new = lines.concat().replace(r#""queued""#, r#""running""#);
+    // Each case: how the queue becomes another, and how the list ends.
+    let cases: [(&str, Rewrite, i32); 4] = [
+        (
+            "replaced",
+            |env, new| {
+                env.write("new", new);
+                fs::rename(env.path("new"), env.path("queue.jsonl")).unwrap();
+            },
+            0,
+        ),
+        ("appended to", |env, _| append(env, "queue.jsonl", &record("new", "researcher", "queued")), 0),
+        ("rewritten in place", |env, new| env.write("queue.jsonl", new), 75),
+        ("cut", |env, _| env.write("queue.jsonl", ""), 75),
+    ];
+    for (what, rewrite, code) in cases {
+        let env = TestEnv::new();
+        env.write("queue.jsonl", lines.concat());
+        let mut list = start(env.handoff("list").arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let (mut stdout, mut first) = (list.stdout.take().unwrap(), [0; 1_000]);
+        // From now on it no longer has the lock.
+        stdout.read_exact(&mut first).unwrap();
+        rewrite(&env, &new);
+        let mut rest = Vec::new();
+        stdout.read_to_end(&mut rest).unwrap();
+        let output = list.wait_with_output().unwrap();
+        let (stderr, printed) = (String::from_utf8(output.stderr).unwrap(), [&first[..], &rest].concat());
+        assert_eq!(output.status.code(), Some(code), "{what}: {stderr}");
+        // What has been printed is true in any case, and whole lines.
+        assert!(
+            expected.as_bytes().starts_with(&printed) && printed.ends_with(b"\n"),
+            "{what}: {} bytes",
+            printed.len()
+        );
+        if code == 0 {
+            assert_eq!((printed.len(), stderr.as_str()), (expected.len(), ""), "{what}");
+        } else {
+            let message = "handoff: queue.jsonl: was rewritten in place while its lines were printed, so that these are not all: try again\n";
+            assert_eq!(stderr, message, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_list_shows_only_the_beginning_of_what_is_long() {
+    let env = TestEnv::new();
+    let long = |c: &str| c.repeat(1_000);
+    let more = json!({"kind": long("k"), "from": long("f"), "to": long("é"), "payload": {"summary": long("s")}});
+    env.write("queue.jsonl", envelope(&long("i"), 60, "queued", more));
+    let of = |c: &str, most: usize| format!("{}…", c.repeat(most));
+    let expected = format!(
+        "{}  queued  {}  {}→{}  1m  0 nacks  {}\n",
+        of("i", 100),
+        of("k", 40),
+        of("f", 40),
+        of("é", 40),
+        of("s", 60)
+    );
+    assert_prints(&mut env.handoff("list"), 0, &expected);
 }
 
 /// A queue whose list no pipe holds.

@@ -370,6 +370,13 @@ pub(crate) fn in_tests(name: &str) -> PathBuf {
     path
 }
 
+/// The block of code that follows a text of the README.
+pub(crate) fn readme_block(after: &str, fence: &str) -> String {
+    let readme = fs::read_to_string(in_tests("../README.md")).unwrap();
+    let (_, rest) = readme.split_once(after).expect("the text before the code");
+    rest.split_once(fence).and_then(|(_, rest)| rest.split_once("```")).expect("a block of code").0.to_owned()
+}
+
 /// The permission bits of a file.
 pub(crate) fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777

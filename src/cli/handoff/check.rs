@@ -6,8 +6,7 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use serde_json::{Value, json};
 
-use super::text::beginning;
-use super::{Output, Place};
+use super::{Output, Place, text};
 use crate::cli::exit::Exit;
 use crate::cli::job::{count, size};
 use crate::cli::messages::{self, one_line};
@@ -15,7 +14,7 @@ use crate::store::Error;
 use crate::store::check::{self, Item, Report};
 use crate::store::quarantine::{self, Outcome};
 
-/// Check the queue: malformed lines, records in doubt, doubled ids, missing blobs, dead owners, odd times and totals, generations,
+/// Check the queue: malformed lines, records in doubt or stuck, doubled ids, missing blobs, dead owners, odd times and totals, generations,
 /// permissions
 #[derive(Debug, Args)]
 #[command(after_help = "Notes are what may be right, as a record that runs without an owner; they are no problems.
@@ -44,7 +43,7 @@ impl Check {
             Some(Ok(outcome)) => Some(outcome),
             _ => None,
         };
-        messages::print(if self.output.json { self.json(&report, outcome) } else { text(&report) }.as_bytes())?;
+        messages::print(if self.output.json { self.json(&report, outcome) } else { as_text(&report) }.as_bytes())?;
         self.place.warn_without_queue(report.has_queue);
         self.say(&report, outcome);
         match moved.transpose()?.and_then(|outcome| outcome.rewritten?.unsettled) {
@@ -57,9 +56,7 @@ impl Check {
     fn say(&self, report: &Report, outcome: Option<&Outcome>) {
         let (messages, queue) = (self.place.messages(), self.place.common.queue.display());
         if let Some(Outcome { moved, path, rewritten }) = outcome {
-            for finding in rewritten.iter().flat_map(|rewritten| &rewritten.findings) {
-                messages.warning(finding);
-            }
+            messages.warnings(rewritten.iter().flat_map(|rewritten| &rewritten.findings));
             let lines = count(moved.lines, "malformed line");
             let to = path.as_ref().map_or_else(String::new, |path| format!(" to {}", path.display()));
             messages.notice(format_args!("{queue}: moved {lines} ({}){to}", size(moved.bytes)));
@@ -93,12 +90,12 @@ impl Check {
 }
 
 /// One line for each thing that somebody should look at.
-fn text(report: &Report) -> String {
+fn as_text(report: &Report) -> String {
     let mut text = String::new();
     for Item { what, is_problem, path, line, id, detail } in &report.items {
         let line = line.map_or_else(String::new, |line| format!(":{line}"));
         let note = if *is_problem { "" } else { "note: " };
-        let record = id.as_ref().map_or_else(String::new, |id| format!("record {}: ", beginning(id, 100)));
+        let record = id.as_ref().map_or_else(String::new, |id| format!("record {}: ", text::id(id)));
         let path = one_line(&path.to_string_lossy());
         let _ = writeln!(text, "{path}{line}: {note}{what}: {record}{}", one_line(detail));
     }

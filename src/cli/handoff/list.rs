@@ -1,23 +1,20 @@
 //! `handoff list`: the records, oldest first.
 
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use tempfile::{SpooledTempFile, spooled_tempfile};
 
-use super::text::{Columns, age, beginning, json_line};
+use super::text::{Columns, age, beginning, id, json_line, name};
 use super::{Output, Place};
 use crate::cli::args;
 use crate::cli::exit::Exit;
 use crate::cli::job::count;
-use crate::cli::messages::{self, one_line};
+use crate::cli::messages;
 use crate::format::envelope::{self, Envelope, Line, Status};
-use crate::format::lines::RawLine;
 use crate::format::time::Timestamp;
-use crate::store::{Error, read};
+use crate::store::Error;
+use crate::store::read::{self, Kept, KeptLine};
 
 /// List records, oldest first: id, status, kind, who asks whom, age, nacks, and how the summary begins
 #[derive(Debug, Args)]
@@ -67,10 +64,18 @@ impl List {
     pub(super) fn run(&self) -> Result<Exit, Error> {
         let now = self.place.common.now();
         let (mut listed, pass) = read::under_lock(&self.place.files(), &self.place.common.read_options(), |lines| {
-            let mut listed = Listed::new();
-            let pass = lines.for_each(|line| match (line.raw, envelope::parse_raw(line.raw)) {
-                (RawLine::Whole(bytes), Ok(Line::Record(record))) if self.wants(&record, now) => {
-                    listed.add(&record, bytes, now)
+            let mut listed = Listed::default();
+            let pass = lines.for_each(|line| match envelope::parse_raw(line.raw) {
+                Ok(Line::Record(record)) if self.wants(&record, now) => {
+                    let entry = if self.output.json {
+                        Entry::Line(listed.kept.keep(line)?)
+                    } else {
+                        let cells = cells(&record, now);
+                        listed.columns.fit(&cells[..COLUMNS]);
+                        Entry::Row(cells.join(BETWEEN).into())
+                    };
+                    listed.entries.push((record.ts, entry));
+                    Ok(())
                 }
                 _ => Ok(()),
             })?;
@@ -78,11 +83,11 @@ impl List {
         })?;
         self.place.report(&pass);
         // Not while the lock is held: whoever reads this may take their time.
-        listed.index.sort_by_key(|(ts, _, _)| *ts);
-        let Listed { spool, index, columns } = &mut listed;
-        messages::print_each(index.iter().map(|(_, start, len)| {
-            let line = read_back(spool, *start, *len)?;
-            Ok(if self.output.json { json_line(&line) } else { row(&line, columns, now) })
+        listed.entries.sort_by_key(|(ts, _)| *ts);
+        let Listed { entries, columns, kept } = &listed;
+        messages::print_each(entries.iter().map(|(_, entry)| match entry {
+            Entry::Line(line) => Ok(json_line(&kept.read(line)?)),
+            Entry::Row(row) => Ok(columns.line(&row.split(BETWEEN).collect::<Vec<_>>()).into_bytes()),
         }))?;
         Ok(Exit::Done)
     }
@@ -101,59 +106,39 @@ impl List {
     }
 }
 
-/// The lines that are to be listed: in memory, or in a file if they are many.
+/// The records that are to be listed, and the time of each.
+#[derive(Default)]
 struct Listed {
-    spool: SpooledTempFile,
-    /// The time of each, and where it is.
-    index: Vec<(Timestamp, u64, usize)>,
+    entries: Vec<(Timestamp, Entry)>,
     columns: Columns,
+    kept: Kept,
 }
 
-/// So much is held in memory.
-const MOST_MEMORY: usize = 16 * 1024 * 1024;
-
-impl Listed {
-    fn new() -> Self {
-        Self { spool: spooled_tempfile(MOST_MEMORY), index: Vec::new(), columns: Columns::default() }
-    }
-
-    fn add(&mut self, record: &Envelope<'_>, line: &[u8], now: Timestamp) -> Result<(), Error> {
-        let start = self.index.last().map_or(0, |(_, start, len)| start + *len as u64);
-        self.spool.write_all(line).map_err(spool_error)?;
-        self.index.push((record.ts, start, line.len()));
-        self.columns.fit(&cells(record, now));
-        Ok(())
-    }
+/// What is printed of a record.
+enum Entry {
+    /// Cells for people, in one piece, for there may be very many.
+    Row(Box<str>),
+    Line(KeptLine),
 }
 
-fn read_back(spool: &mut SpooledTempFile, start: u64, len: usize) -> Result<Vec<u8>, Error> {
-    let mut line = vec![0; len];
-    spool.seek(SeekFrom::Start(start)).and_then(|_| spool.read_exact(&mut line)).map_err(spool_error)?;
-    Ok(line)
-}
-
-fn spool_error(error: std::io::Error) -> Error {
-    Error::io(Path::new("a temporary file"), "cannot be used", error)
-}
-
-fn cells(record: &Envelope<'_>, now: Timestamp) -> [String; 6] {
-    [
-        one_line(&record.id),
-        record.status.as_str().to_owned(),
-        one_line(&record.kind),
-        one_line(&format!("{}→{}", record.from, record.to)),
-        age(record.ts, now),
-        count(record.nacks, "nack"),
-    ]
-}
-
+/// What stands between cells: they are text in one line.
+const BETWEEN: &str = "\n";
+/// So many cells stand one below the other.
+const COLUMNS: usize = 6;
 /// How many characters of a summary are shown.
 const SUMMARY: usize = 60;
 
-fn row(line: &[u8], columns: &Columns, now: Timestamp) -> Vec<u8> {
-    let Ok(Line::Record(record)) = envelope::parse(line) else { return Vec::new() };
+/// The cells of a row. Those that some records don't have come last.
+fn cells(record: &Envelope<'_>, now: Timestamp) -> Vec<String> {
     let doubt = record.doubt.map(|doubt| format!("in doubt: {}", doubt.as_str()));
     let summary = record.summary().map(|summary| beginning(&summary, SUMMARY));
-    let cells: Vec<String> = cells(&record, now).into_iter().chain(doubt).chain(summary).collect();
-    columns.line(&cells).into_bytes()
+    let cells = [
+        id(&record.id),
+        record.status.as_str().to_owned(),
+        name(&record.kind),
+        format!("{}→{}", name(&record.from), name(&record.to)),
+        age(record.ts, now),
+        count(record.nacks, "nack"),
+    ];
+    cells.into_iter().chain(doubt).chain(summary).collect()
 }

@@ -126,9 +126,7 @@ impl Place {
     /// Says what else was found while the queue was read.
     fn report(&self, pass: &Pass) {
         self.warn_without_queue(pass.has_queue);
-        for finding in &pass.findings {
-            self.messages().warning(finding);
-        }
+        self.messages().warnings(&pass.findings);
         let Pass { lines, late_lines, queue_bytes, .. } = pass;
         let queue = self.common.queue.display();
         self.messages()

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
-use super::text::{json_line, owner, spend, table, time};
+use super::text::{id, json_line, name, owner, parameters, spend, table, time};
 use super::{Output, Place};
 use crate::cli::args::Pricing;
 use crate::cli::exit::Exit;
@@ -14,7 +14,6 @@ use crate::cli::messages::{self, one_line};
 use crate::format::cause::Cause;
 use crate::format::envelope::{self, Envelope, Line};
 use crate::format::lines::RawLine;
-use crate::format::offload;
 use crate::format::pretty::pretty;
 use crate::format::summary::{Parameters, Summary};
 use crate::format::time::Timestamp;
@@ -67,8 +66,7 @@ const MAX_IDS: usize = 10;
 impl Show {
     pub(super) fn run(&self) -> Result<Exit, Error> {
         let (files, options) = (self.place.files(), self.place.common.read_options());
-        let prices = self.pricing.read()?;
-        let now = self.place.common.now();
+        let parameters = parameters(&self.pricing, self.place.common.now())?;
         let (found, pass) = read::under_lock(&files, &options, |lines| self.find(lines))?;
         self.place.report(&pass);
         let [id] = found.ids.as_slice() else { return self.refuse(&found) };
@@ -78,8 +76,6 @@ impl Show {
                 .messages()
                 .warning(format_args!("{path}: {hits} records have the id {id}: no operation can tell them apart"));
         }
-        let parameters =
-            Parameters { now, roles: Vec::new(), kinds: Vec::new(), prices, offload: offload::Rule::default() };
         messages::print_each(found.hits.iter().enumerate().map(|(number, hit)| {
             if self.output.json {
                 return Ok(json_line(&hit.line));
@@ -102,11 +98,11 @@ impl Show {
                 found.add(&record.id, hit);
             }
         })?;
-        if let ([id], false) = (found.ids.as_slice(), self.output.json) {
+        if let ([wanted], false) = (found.ids.as_slice(), self.output.json) {
             for_each_record(lines, |record, _| {
-                if record.more().parent.as_deref() == Some(id) {
-                    let fields = [&record.id, record.status.as_str(), &record.kind, &record.to];
-                    found.followups.push(fields.map(one_line).to_vec());
+                if record.more().parent.as_deref() == Some(wanted) {
+                    let status = record.status.as_str().to_owned();
+                    found.followups.push(vec![id(&record.id), status, name(&record.kind), name(&record.to)]);
                 }
             })?;
         }

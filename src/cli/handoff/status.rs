@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::text::{age, beginning, owner, spend, table};
+use super::text::{age, beginning, id, name, owner, parameters, spend, table};
 use super::{Output, Place};
 use crate::cli::args::Pricing;
 use crate::cli::exit::Exit;
@@ -20,7 +20,6 @@ use crate::format::envelope::{self, Envelope, Line, Status as State};
 use crate::format::ledger::Totals;
 use crate::format::malformed::{Malformed, Reason};
 use crate::format::money::Usd;
-use crate::format::offload;
 use crate::format::owner::Owner;
 use crate::format::summary::{Cell, Parameters, Summary};
 use crate::format::time::Timestamp;
@@ -51,10 +50,7 @@ const LONG_WAIT: Duration = Duration::from_secs(3_600);
 
 impl Status {
     pub(super) fn run(&self) -> Result<Exit, Error> {
-        let now = self.place.common.now();
-        let prices = self.pricing.read()?;
-        let parameters =
-            Parameters { now, roles: Vec::new(), kinds: Vec::new(), prices, offload: offload::Rule::default() };
+        let parameters = parameters(&self.pricing, self.place.common.now())?;
         let mut picture = read::under_lock(&self.place.files(), &self.place.common.read_options(), |lines| {
             let mut picture = Picture::new(&parameters);
             picture.pass = lines.for_each(|line| {
@@ -295,7 +291,7 @@ impl Picture {
         let kinds = self.spend();
         if !kinds.is_empty() {
             text += "spend:\n";
-            let row = |(kind, (usd, unpriced)): (&&str, &(Usd, u64))| vec![one_line(kind), spend(*usd, *unpriced)];
+            let row = |(kind, (usd, unpriced)): (&&str, &(Usd, u64))| vec![name(kind), spend(*usd, *unpriced)];
             text += &table(&kinds.iter().take(MOST_SHOWN).map(row).collect::<Vec<_>>(), "  ");
             text += &more(kinds.len() as u64);
         }
@@ -332,7 +328,7 @@ impl Picture {
         header.push("oldest queued".to_owned());
         let row = |(role, cell): &(&str, Cell)| {
             let mut row: Vec<String> = SHOWN.map(|status| cell.live[status as usize].to_string()).to_vec();
-            row.insert(0, one_line(role));
+            row.insert(0, name(role));
             row.push(cell.oldest[State::Queued as usize].map_or_else(String::new, |oldest| age(oldest, self.now)));
             row
         };
@@ -402,7 +398,7 @@ impl Running {
     fn row(&self, now: Timestamp) -> Vec<String> {
         let owner = self.owner.as_deref().zip(self.life).map(|(json, life)| owner(json, life));
         let owner = owner.unwrap_or_else(|| "no owner".to_owned());
-        name(&self.id, &self.role, &self.kind).into_iter().chain([age(self.since, now), owner]).collect()
+        vec![id(&self.id), name(&self.role), name(&self.kind), age(self.since, now), owner]
     }
 }
 
@@ -413,21 +409,15 @@ impl Waiting {
     fn row(&self, now: Timestamp) -> Vec<String> {
         let cause = [&self.error_class, &self.reason].into_iter().flatten().map(String::as_str).collect::<Vec<_>>();
         let cause = beginning(&cause.join(": "), Self::REASON);
-        name(&self.id, &self.role, &self.kind).into_iter().chain([age(self.since, now), cause]).collect()
+        vec![id(&self.id), name(&self.role), name(&self.kind), age(self.since, now), cause]
     }
-}
-
-/// How a record is named, in cells of a table.
-fn name(id: &str, role: &str, kind: &str) -> [String; 3] {
-    // Whatever somebody has put there, it must leave room on the screen.
-    [(id, 100), (role, 40), (kind, 40)].map(|(text, most)| beginning(text, most))
 }
 
 /// Names, of which the first few are said.
 fn names(all: BTreeSet<&str>) -> String {
     const FEW: usize = 5;
     let more = all.len().saturating_sub(FEW);
-    let names: Vec<String> = all.into_iter().take(FEW).map(|name| beginning(name, 40)).collect();
+    let names: Vec<String> = all.into_iter().take(FEW).map(name).collect();
     names.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
 }
 

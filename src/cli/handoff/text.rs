@@ -3,11 +3,15 @@
 use std::fmt::Write;
 use std::iter;
 
+use crate::cli::args::Pricing;
 use crate::cli::job::count;
 use crate::cli::messages::one_line;
 use crate::format::money::Usd;
+use crate::format::offload;
 use crate::format::owner::Owner;
+use crate::format::summary::Parameters;
 use crate::format::time::Timestamp;
+use crate::store::Error;
 use crate::store::process::Life;
 
 /// How long ago something was, in two units at most.
@@ -40,6 +44,22 @@ pub(super) fn beginning(text: &str, most: usize) -> String {
     }
 }
 
+/// An id in a row: whatever somebody has put there, it must leave room on the screen.
+pub(super) fn id(text: &str) -> String {
+    beginning(text, 100)
+}
+
+/// The name of a role or a kind in a row.
+pub(super) fn name(text: &str) -> String {
+    beginning(text, 40)
+}
+
+/// By which rules costs are counted, as in metrics.
+pub(super) fn parameters(pricing: &Pricing, now: Timestamp) -> Result<Parameters, Error> {
+    let prices = pricing.read()?;
+    Ok(Parameters { now, roles: Vec::new(), kinds: Vec::new(), prices, offload: offload::Rule::default() })
+}
+
 /// Columns that are as wide as the widest cell, but no wider than one that pushes others off the screen.
 #[derive(Debug, Default)]
 pub(super) struct Columns(Vec<usize>);
@@ -48,17 +68,18 @@ impl Columns {
     const WIDEST: usize = 40;
 
     /// Makes room for a row.
-    pub(super) fn fit(&mut self, row: &[String]) {
+    pub(super) fn fit(&mut self, row: &[impl AsRef<str>]) {
         self.0.resize(self.0.len().max(row.len()), 0);
         for (width, cell) in self.0.iter_mut().zip(row) {
-            *width = cell.chars().count().min(Self::WIDEST).max(*width);
+            *width = cell.as_ref().chars().count().min(Self::WIDEST).max(*width);
         }
     }
 
     /// Lays out a row, which may have more cells.
-    pub(super) fn line(&self, row: &[String]) -> String {
+    pub(super) fn line(&self, row: &[impl AsRef<str>]) -> String {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(self.0.iter().chain(iter::repeat(&0))) {
+            let cell = cell.as_ref();
             // Numbers stand one below the other.
             let is_number = cell.bytes().all(|byte| byte.is_ascii_digit());
             let _ = if is_number { write!(line, "{cell:>width$}  ") } else { write!(line, "{cell:width$}  ") };
