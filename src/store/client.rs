@@ -63,7 +63,9 @@ impl Changed {
 /// Who ends a record.
 #[derive(Clone, Debug)]
 pub enum By {
-    /// A process, or one that is not known: not if another that lives or may live holds it, unless that has started this one.
+    /// This process, for whoever has started it, directly or not: not if any other that lives or may live holds it.
+    Caller,
+    /// A process, or one that is not known: not if another that lives or may live holds it.
     Process(Option<Owner>),
     /// Nobody: only if whoever holds it is dead.
     Nobody,
@@ -409,7 +411,7 @@ impl Client {
         };
         let Some(owner) = &record.owner else {
             return match by {
-                By::Process(_) | By::Force => Ok(()),
+                By::Caller | By::Process(_) | By::Force => Ok(()),
                 _ => refused("it does not say which process holds it, so that nobody can tell whether that lives"),
             };
         };
@@ -420,8 +422,8 @@ impl Client {
         match (by, process::life(&owner)?) {
             (By::Process(Some(us)) | By::OwnerOnly(us), _) if owner == *us => Ok(()),
             // A script that it has started, or the command of a worker.
-            (By::Process(_), Life::Alive) if process::is_above_us(&owner) => Ok(()),
-            (By::Process(_) | By::Nobody, Life::Dead) | (By::Force, _) => Ok(()),
+            (By::Caller, Life::Alive) if process::is_above_us(&owner) => Ok(()),
+            (By::Caller | By::Process(_) | By::Nobody, Life::Dead) | (By::Force, _) => Ok(()),
             (_, Life::Dead) => refused(&format!("{who}, which is dead, holds it")),
             (_, Life::Alive) => refused(&format!("{who}, which is alive, holds it")),
             (_, Life::Unknown) => refused(&format!("{who} holds it, and nobody here can tell whether that lives")),

@@ -93,7 +93,7 @@ fn at_a_shell_records_are_handed_over_as_the_readme_shows() {
     let records = records(&env);
     let of = |name: &str| records.iter().map(|record| record[name].clone()).collect::<Vec<_>>();
     assert_eq!(of("status"), ["done", "queued", "queued"]);
-    assert_eq!(of("to"), ["researcher", "writer", "researcher"]);
+    assert_eq!(of("to"), ["researcher", "patcher", "researcher"]);
     assert_eq!((&records[1]["parent"], &records[1]["payload"]), (&records[0]["id"], &json!({ "ticket": 4711 })));
     assert_eq!(records[2]["nacks"][0]["reason"], "no ticket id in the payload");
     let samples = samples(&env);
@@ -140,7 +140,7 @@ fn looking_shows_what_the_readme_says() {
 
     // And back.
     env.write("mended", record("79", "researcher", "queued"));
-    let back = "flock queue.lock sh -c 'cat mended >> queue.jsonl'";
+    let back = "flock queue.lock sh -c '{ echo; cat mended; } >> queue.jsonl'";
     assert!(fs::read_to_string(in_tests("../README.md")).unwrap().contains(&format!("`{back}`")));
     assert_eq!(sh(&env, back).code, Some(0));
     assert_eq!(sh(&env, "handoff show 79").code, Some(0));

@@ -167,3 +167,23 @@ fn a_flush_that_fails_after_the_commit_is_told_beside_what_was_done() {
     assert_eq!(serde_json::from_slice::<Value>(&taken.stdout).unwrap(), record(&env, "1"));
     assert!(taken.stderr.contains("a power cut now could bring back the old one"), "{}", taken.stderr);
 }
+
+/// As when a shell has taken a record and a script that it starts finishes it, or the command of a worker refuses its own.
+#[test]
+fn what_an_owner_has_started_may_end_its_record_and_nobody_else_may() {
+    let env = TestEnv::new();
+    let script = |take: &str, end: &str| {
+        env.write("queue.jsonl", line("1", 1, "queued", ""));
+        let handoff = env.bare_handoff();
+        let script = format!(
+            "set -m; H=\"$0 \"; export HANDOFF_QUEUE=queue.jsonl\n{take} >/dev/null\nsh -c '(\"$0\" done 1; echo $?)' \"$0\" {end}"
+        );
+        run(env.command("bash").args(["-c", &script]).arg(handoff.get_program()))
+    };
+    // The script is a group of its own, three processes below.
+    let below = script("\"$0\" take --role b", "");
+    assert_eq!(String::from_utf8_lossy(&below.stdout), "done\n0\n", "{}", below.stderr);
+    // Process 1 is above everybody; a process beside us is not.
+    let beside = script("sleep 60 & other=$!; trap 'kill $other' EXIT; \"$0\" take --role b --owner $other", "");
+    assert_eq!(String::from_utf8_lossy(&beside.stdout), "65\n", "{}", beside.stderr);
+}

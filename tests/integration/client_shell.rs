@@ -205,7 +205,7 @@ fn the_help_of_each_command_fits_a_screen_and_has_an_example_and_a_variable_for_
     for verb in all {
         let help = help(&env, &verb);
         let length = help.lines().count();
-        assert!((15..=50).contains(&length), "the help of {verb:?} has {length} lines:\n{help}");
+        assert!((10..=40).contains(&length), "the help of {verb:?} has {length} lines:\n{help}");
         let widest = help.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(widest <= 100, "{verb:?} is {widest} wide:\n{help}");
         assert!(help.contains("Example:"), "{verb:?} has no example:\n{help}");
@@ -216,7 +216,7 @@ fn the_help_of_each_command_fits_a_screen_and_has_an_example_and_a_variable_for_
             let is_new = line.trim_start().starts_with('-') && line.len() - line.trim_start().len() <= 6;
             if is_new { flags.push(line.to_owned()) } else { flags.last_mut().unwrap().push_str(line) }
         }
-        assert!(flags.len() >= 7, "{options}");
+        assert!(flags.len() >= 3, "{options}");
         for flag in flags.iter().filter(|flag| !flag.contains("--help") && !flag.contains("--version")) {
             let words: String = flag.split_whitespace().collect();
             assert!(words.contains("[env:HANDOFF_") || words.contains("[env:AGENT_ROLE"), "{verb:?}: {flag}");
@@ -284,11 +284,11 @@ fn what_is_no_payload_is_refused_with_the_reason() {
     for not_an_object in ["[]", "1", "\"text\"", "null"] {
         refuse_payload(&env, not_an_object, "the payload is not a JSON object");
     }
-    for not_json in
-        ["", "{", "text", "{} {}", "{\"a\":\"\u{1}\"}", "{\"a\":\"\n\"}", "{'a':1}", "{\"a\":1,}", "{\"a\":01}"]
+    for not_json in ["{", "text", "{} {}", "{\"a\":\"\u{1}\"}", "{\"a\":\"\n\"}", "{'a':1}", "{\"a\":1,}", "{\"a\":01}"]
     {
         refuse_payload(&env, not_json, "the payload is not");
     }
+    refuse_payload(&env, " ", "the payload is empty");
     for number in ["NaN", "Infinity", "-Infinity"] {
         refuse_payload(&env, &format!("{{\"a\":[{{\"b\":{number}}}]}}"), "NaN or Infinity");
     }

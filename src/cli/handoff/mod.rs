@@ -172,7 +172,8 @@ impl Rules {
 /// Who works on a record.
 #[derive(Debug, Args)]
 struct Holder {
-    /// The process that works on the record, 0 for none [default: the nearest one above that leads a process group]
+    /// The process that works on the record, 0 for none [default: the nearest one above that leads a process group; to end it, any
+    /// above]
     #[arg(long, env = "HANDOFF_OWNER", value_name = "PID")]
     owner: Option<u32>,
 }
@@ -187,7 +188,11 @@ impl Holder {
     }
 
     fn by(&self, is_forced: bool) -> Result<By, Error> {
-        Ok(if is_forced { By::Force } else { By::Process(self.owner()?) })
+        Ok(match self.owner {
+            _ if is_forced => By::Force,
+            None => By::Caller,
+            Some(_) => By::Process(self.owner()?),
+        })
     }
 }
 
@@ -230,6 +235,15 @@ struct Output {
 }
 
 const EXIT_CODES: &str = "\
+Options of every command, each with its variable:
+      --queue <PATH>         The queue [env: HANDOFF_QUEUE] [default: /var/lib/agents/queue.jsonl]
+      --lock <PATH>          The lock file [env: HANDOFF_LOCK] [default: <stem>.lock]
+      --lock-timeout <TIME>  How long to wait for it [env: HANDOFF_LOCK_TIMEOUT] [default: 10s]
+      --max-line <SIZE>      Longer lines are malformed [env: HANDOFF_MAX_LINE] [default: 64MiB]
+  -v, --verbose              Say more [env: HANDOFF_VERBOSE]
+  -q, --quiet                Say nothing but errors [env: HANDOFF_QUIET]
+put, done, nack and work also take what notify takes, to tell people.
+
 Exit codes:
    0  done
    1  there is nothing to take, no such record, or a check has found problems
@@ -255,12 +269,22 @@ fn parse() -> Result<Arguments, clap::Error> {
     Ok(arguments)
 }
 
-/// Has the help of each command fit on a screen: one line an option, without the variables' values.
+/// Has the help of each command fit on a screen: one line an option, without the variables' values, and without what all have in common.
 fn on_a_screen(command: Command) -> Command {
     const TEMPLATE: &str = "{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}";
+    const COMMON: [&str; 5] = ["lock", "lock_timeout", "max_line", "verbose", "quiet"];
+    const MAIL: [&str; 4] = ["mail_to", "mail_from", "sendmail", "notify"];
+    let has_channel_of_its_own = command.get_name() == "notify";
+    let is_common = |arg: &Arg| {
+        let id = arg.get_id().as_str();
+        COMMON.contains(&id) || MAIL.contains(&id) && !has_channel_of_its_own
+    };
     let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("Print help");
     let about = command.get_long_about().or(command.get_about()).cloned().unwrap_or_default();
-    let command = command.mut_args(|arg| arg.hide_env_values(true)).before_help(about).help_template(TEMPLATE);
+    let command = command
+        .mut_args(|arg| if is_common(&arg) { arg.hide(true) } else { arg.hide_env_values(true) })
+        .before_help(about)
+        .help_template(TEMPLATE);
     command.disable_help_flag(true).arg(help).mut_subcommands(on_a_screen)
 }
 
