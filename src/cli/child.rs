@@ -20,6 +20,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgid, kill_process,
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::format::outcome::Cut;
+
 /// How much of a command's standard output is kept.
 pub(super) const MAX_OUTPUT: usize = 16 * 1024 * 1024;
 /// How much of its standard error is kept, from its end.
@@ -40,22 +42,13 @@ pub(super) struct Limits {
     pub(super) stop_timeout: Duration,
 }
 
-/// What becomes of a command's standard error, whose end is kept in any case.
+/// What a command is run for. The end of its standard error is kept in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Errors {
-    /// It is passed on to our own.
-    PassedOn,
-    /// That is all.
-    Kept,
-}
-
-/// Why a command was ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
-    /// It took too long.
-    Timeout,
-    /// We were told to stop.
-    Stop,
+pub(super) enum Purpose {
+    /// For what it puts out. What it leaves running ends with it, and its standard error is passed on to our own.
+    Work,
+    /// To have a message delivered. What it leaves running goes on when it has ended by itself: sendmail may deliver in the background.
+    Delivery,
 }
 
 /// What came of a command.
@@ -151,25 +144,28 @@ impl Runner {
         &mut self,
         command: &mut Command,
         input: Vec<u8>,
-        errors: Errors,
+        purpose: Purpose,
         limits: Limits,
     ) -> io::Result<Ended> {
-        let group = Group::new()?;
-        let mut child = group.spawn(command)?;
-        let watched = self.watch(&mut child, input, errors);
+        let mut group = Group::new()?;
+        let mut child = group.spawn(command, purpose)?;
+        let watched = self.watch(&mut child, input, purpose);
         // From here on it must be waited for.
         let cut = watched.is_ok().then(|| self.wait(&group, &child, limits)).flatten();
+        group.goes_on = purpose == Purpose::Delivery && watched.is_ok() && cut.is_none();
+        let goes_on = group.goes_on;
         drop(group);
         let status = child.wait()?;
         let Streams { output, error, ended } = watched?;
-        // Nothing is ever sent: it ends when both streams have.
-        let _: Result<(), RecvTimeoutError> = ended.recv_timeout(DRAIN);
+        // Nothing is ever sent: it ends when both streams have. Nobody wants to know what somebody says who goes on after all went well.
+        let patience = if goes_on && status.success() { Duration::ZERO } else { DRAIN };
+        let _: Result<(), RecvTimeoutError> = ended.recv_timeout(patience);
         let Kept { bytes: output, has_overflowed } = take(&output);
         Ok(Ended { status, cut, output, has_overflowed, error_tail: as_text(&take(&error).bytes) })
     }
 
     /// Starts what goes on beside the command.
-    fn watch(&self, child: &mut Child, input: Vec<u8>, errors: Errors) -> io::Result<Streams> {
+    fn watch(&self, child: &mut Child, input: Vec<u8>, purpose: Purpose) -> io::Result<Streams> {
         let (sender, ended) = channel();
         let [output, error] = [(); 2].map(|()| Arc::new(Mutex::new(Kept::default())));
         if let Some(mut stdin) = child.stdin.take() {
@@ -182,7 +178,7 @@ impl Runner {
         }
         if let Some(stderr) = child.stderr.take() {
             let kept = Arc::downgrade(&error);
-            let keep = if errors == Errors::PassedOn { Kept::pass_on } else { Kept::keep_end };
+            let keep = if purpose == Purpose::Work { Kept::pass_on } else { Kept::keep_end };
             spawn("error", move || drop((copy(stderr, &kept, keep), sender)))?;
         }
         let (pid, sender) = (Pid::from_child(child), self.sender.clone());
@@ -198,7 +194,8 @@ impl Runner {
     fn wait(&mut self, group: &Group, child: &Child, limits: Limits) -> Option<Cut> {
         let after = |time: Duration| Instant::now().checked_add(time);
         let mut timeout = limits.timeout.and_then(after);
-        let mut stop = None;
+        // What is begun after we were told to stop has no more time than what was begun before.
+        let mut stop = if self.stops > 0 { after(limits.stop_timeout) } else { None };
         let mut kill = None;
         let mut cut = None;
         loop {
@@ -299,9 +296,11 @@ fn as_text(tail: &[u8]) -> String {
     String::from_utf8_lossy(&tail[cut..]).into_owned()
 }
 
-/// A process group, which ends when it is dropped.
+/// A process group, which ends when it is dropped, unless it is to go on.
 struct Group {
     guard: Child,
+    /// Whether only the guard ends, and what else is left in the group goes on.
+    goes_on: bool,
 }
 
 impl Group {
@@ -312,18 +311,20 @@ impl Group {
         let mut guard = Command::new("/bin/sh");
         guard.args(["-c", Self::GUARD]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let failed = |error: io::Error| io::Error::other(format!("/bin/sh: {error}"));
-        guard.process_group(0).spawn().map(|guard| Self { guard }).map_err(failed)
+        guard.process_group(0).spawn().map(|guard| Self { guard, goes_on: false }).map_err(failed)
     }
 
     fn pid(&self) -> Pid {
         Pid::from_child(&self.guard)
     }
 
-    fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+    fn spawn(&self, command: &mut Command, purpose: Purpose) -> io::Result<Child> {
         let pid = self.pid().as_raw_nonzero();
         // What the command takes from a queue belongs to the guard, which lives as long as the command may, and not to us.
         command.process_group(pid.get()).env("HANDOFF_OWNER", pid.to_string());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+        // Who goes on without us must not fail because nobody reads any more.
+        let output = if purpose == Purpose::Work { Stdio::piped() } else { Stdio::null() };
+        command.stdin(Stdio::piped()).stdout(output).stderr(Stdio::piped()).spawn()
     }
 
     /// Signals all in the group, and the command itself even if it has left it.
@@ -339,7 +340,11 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = kill_process_group(self.pid(), Signal::KILL);
+        let _ = if self.goes_on {
+            kill_process(self.pid(), Signal::KILL)
+        } else {
+            kill_process_group(self.pid(), Signal::KILL)
+        };
         drop(self.guard.wait());
     }
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 
 use mail_builder::MessageBuilder;
 use mail_builder::headers::raw::Raw;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
+use super::job::count as count_of;
 use super::messages::one_line;
+use super::text::{beginning, cause};
 use crate::format::blob::Digest;
+use crate::format::cause::Cause;
 use crate::format::envelope::Envelope;
 use crate::format::time::Timestamp;
 
@@ -70,14 +71,14 @@ impl Mail<'_> {
             "A record waits for a person.\n\n\
              id:      {shown_id}\nkind:    {kind}\nfrom:    {from}\nto:      {to}\nqueued:  {ts}\n"
         );
-        if let Some(summary) = self.record.payload.and_then(summary) {
+        if let Some(summary) = self.record.summary() {
             let _ = writeln!(text, "summary: {}", shown(&summary));
         }
         if let Some(nacks) = more.nacks {
-            text.push_str(&told_nacks(nacks));
+            text.push_str(&told_nacks(self.record, nacks, self.now));
         }
         if let Some(stopped) = more.stopped {
-            let _ = write!(text, "\nIt was stopped:\n  {}\n", told_event(stopped));
+            let _ = write!(text, "\nIt was stopped:\n  {}\n", shown(&cause(&Cause::read(stopped), self.now)));
         }
         let word = shell_word(id);
         let _ = write!(
@@ -91,81 +92,33 @@ impl Mail<'_> {
     }
 }
 
-#[derive(Deserialize)]
-struct Payload<'a> {
-    #[serde(borrow)]
-    summary: Option<&'a RawValue>,
-}
-
-/// Strings are kept as JSON text here: what is no Unicode would keep all the rest from being read.
-fn summary(payload: &str) -> Option<String> {
-    // What is no object has no summary.
-    let Payload { summary } = payload.starts_with('{').then(|| serde_json::from_str(payload).ok())??;
-    summary.map(plain)
-}
-
-fn told_nacks(nacks: &str) -> String {
-    let Ok(elements) = serde_json::from_str::<Vec<&RawValue>>(nacks) else {
-        return format!("\nIt was refused {} times.\n", shown(nacks));
+/// Each time that the record was refused, the last ones at least.
+fn told_nacks(record: &Envelope<'_>, nacks: &str, now: Timestamp) -> String {
+    let causes = Cause::of_nacks(nacks);
+    let mut text = match (record.nacks, causes.len()) {
+        (0, _) => return String::new(),
+        (count, 0) => return format!("\nIt was refused {}.\n", count_of(count, "time")),
+        (1, _) => "\nIt was refused:\n".to_owned(),
+        _ => "\nIt was refused, the last time last:\n".to_owned(),
     };
-    let mut text = String::from(match elements.len() {
-        0 => return String::new(),
-        1 => "\nIt was refused:\n",
-        _ => "\nIt was refused, the last time last:\n",
-    });
-    let earlier = elements.len().saturating_sub(MAX_NACKS);
+    let earlier = causes.len().saturating_sub(MAX_NACKS);
     if earlier > 0 {
         let _ = writeln!(text, "  {earlier} times before these");
     }
-    for nack in &elements[earlier..] {
-        let _ = writeln!(text, "  {}", told_event(nack.get()));
+    for nack in &causes[earlier..] {
+        let _ = writeln!(text, "  {}", shown(&cause(nack, now)));
     }
     text
 }
 
-/// A nack, or why a record was stopped without one.
-#[derive(Deserialize)]
-struct Event<'a> {
-    #[serde(borrow)]
-    ts: Option<&'a RawValue>,
-    #[serde(borrow)]
-    by: Option<&'a RawValue>,
-    #[serde(borrow)]
-    reason: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error_class: Option<&'a RawValue>,
-}
-
-fn told_event(json: &str) -> String {
-    let event = json.starts_with('{').then(|| serde_json::from_str::<Event<'_>>(json).ok()).flatten();
-    let Some(Event { ts, by, reason, error_class }) = event else { return shown(json) };
-    let time = ts.map(|ts| Timestamp::from_json(ts.get()).map_or_else(|| plain(ts), |time| time.to_string()));
-    let by = by.map(|by| format!("by {}", plain(by)));
-    let parts: Vec<String> =
-        [time, by, error_class.map(plain), reason.map(plain)].into_iter().flatten().map(|part| shown(&part)).collect();
-    if parts.is_empty() { "no reason is known".to_owned() } else { parts.join(": ") }
-}
-
-/// A string as it is meant, anything else as JSON.
-fn plain(json: &RawValue) -> String {
-    serde_json::from_str(json.get()).unwrap_or_else(|_| json.get().to_owned())
-}
-
 /// Text of others in a body: one line that no terminal obeys, and not too long.
 fn shown(text: &str) -> String {
-    one_line(&shortened(text, MAX_TEXT))
+    beginning(text, MAX_TEXT)
 }
 
-/// Text of others in a header, which must not become two.
+/// Text of others in a header, which must not become two, nor be taken for text that is encoded (RFC 2047) and turn into another.
 fn name_in_header(text: &str) -> String {
-    shortened(text, MAX_NAME).chars().filter(|c| !c.is_control()).collect()
-}
-
-fn shortened(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
+    beginning(text, MAX_NAME).replace("=?", r"=\?")
 }
 
 /// An id as it can be pasted into a shell, which must not take it for anything else.
@@ -239,17 +192,21 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_whatever_they_are() {
-        for (json, told) in [
-            (r#"{"ts":1764400000,"by":"r","reason":"a\nb","error_class":"c"}"#, r"2025-11-29T07:06:40Z: by r: c: a\nb"),
-            (r#"{"ts":"soon","reason":"\ud83d"}"#, r#"soon: "\ud83d""#),
-            ("{}", "no reason is known"),
-            ("7", "7"),
-        ] {
-            assert_eq!(told_event(json), told);
-        }
-        assert_eq!(told_nacks("3"), "\nIt was refused 3 times.\n");
-        assert_eq!(told_nacks("[]"), "");
-        assert!(told_nacks(&format!("[{}1]", "{},".repeat(11))).contains("  2 times before these\n"));
+    fn nacks_are_told_whatever_they_are() {
+        let told = |nacks: &str| {
+            let mail = mail_of(&format!(
+                r#"{{"id":"1","ts":1764400000,"kind":"k","from":"f","to":"t","payload":{{}},"status":"human","nacks":{nacks}}}"#
+            ));
+            // The lines of the body are too short to be broken.
+            mail.split("\n\n").find_map(|part| part.strip_prefix("It was refused")).unwrap_or_default().to_owned()
+        };
+        assert_eq!(told("3"), " 3 times.");
+        assert_eq!(told("[]"), "");
+        assert_eq!(
+            told(r#"[{"ts":1764396400,"by":"r","reason":"a\nb","error_class":"c"}]"#),
+            ":\n  2025-11-29T06:06:40Z (1h 0m ago) by r, c: a\\nb"
+        );
+        let many = told(&format!("[{}1]", "{},".repeat(11)));
+        assert!(many.starts_with(", the last time last:\n  2 times before these\n  at a time unknown\n"), "{many}");
     }
 }

@@ -13,3 +13,4 @@ mod mail;
 mod messages;
 mod notify;
 pub mod offload;
+mod text;

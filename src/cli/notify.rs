@@ -1,15 +1,16 @@
 //! Telling people of records that wait for one.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::child::{self, Errors, Limits, Runner};
+use super::child::{self, Limits, Purpose, Runner};
 use super::mail::Mail;
 use super::messages::Messages;
+use crate::format::blob::Digest;
 use crate::format::envelope::{self, Line};
 use crate::format::time::Timestamp;
 use crate::store::client::Client;
@@ -56,23 +57,30 @@ impl Channel {
         self.notify.is_some() || !self.mail_to.is_empty()
     }
 
-    /// Tells people of what has just begun to wait for one, if there is anybody to be told. The record is on disk already, and the next run of
-    /// `handoff notify` repeats what fails here.
+    /// Tells people of these records, which have just begun to wait for one, if there is anybody to be told. They are on disk already, and the next
+    /// run of `handoff notify` repeats what fails here.
     pub(super) fn tell_if_configured(
         &self,
         client: &Client,
         runner: &mut Runner,
+        ids: &[&str],
         now: &dyn Fn() -> Timestamp,
         messages: &Messages,
     ) {
-        if self.is_configured()
-            && let Err(error) = self.tell(client, runner, now, messages)
-        {
+        if ids.is_empty() || !self.is_configured() {
+            return;
+        }
+        if runner.is_told_to_stop() {
+            let (queue, ids) = (client.files.queue.display(), ids.join(", "));
+            messages.warning(format_args!(
+                "{queue}: {ids} waits for a person: the next run of handoff notify tells people"
+            ));
+        } else if let Err(error) = self.tell(client, runner, Some(ids), now, messages) {
             messages.warning(format_args!("{error}: the next run of handoff notify tells people"));
         }
     }
 
-    /// Tells people of each record that waits for one and of which they have not been told.
+    /// Tells people of each record, or each with one of these ids, that waits for one and of which they have not been told.
     ///
     /// # Errors
     /// If others are at it all the time, or the queue can't be read or changed. That one can't be told is only counted.
@@ -80,21 +88,27 @@ impl Channel {
         &self,
         client: &Client,
         runner: &mut Runner,
+        ids: Option<&[&str]>,
         now: &dyn Fn() -> Timestamp,
         messages: &Messages,
     ) -> Result<Told, Error> {
         let _turn = unannounced::turn(&client.files, client.options.lock_timeout)?;
-        let (mut told, mut tried, mut in_a_row) = (Told::default(), HashSet::new(), 0);
+        let (mut told, mut tried, mut in_a_row) = (Told::default(), BTreeSet::new(), 0);
         // Who could not wait for their turn relies on this run to see what they have added.
         loop {
-            let (waiting, findings) = unannounced::find(&client.files, &client.options)?;
-            if tried.is_empty() {
-                messages.warnings(&findings);
-            }
-            let fresh: Vec<Waiting> = waiting.into_iter().filter(|waiting| tried.insert(waiting.id.clone())).collect();
+            let waiting = unannounced::find(&client.files, &client.options, ids, now())?;
+            // One that waits once more is another one.
+            let digest = |waiting: &Waiting| Digest::of(waiting.line.as_bytes());
+            let fresh: Vec<Waiting> = waiting.into_iter().filter(|waiting| !tried.contains(&digest(waiting))).collect();
+            tried.extend(fresh.iter().map(digest));
             if fresh.is_empty() {
                 return Ok(told);
             }
+            for obstacle in fresh.iter().filter_map(|waiting| waiting.obstacle.as_ref()) {
+                messages.error(obstacle);
+                told.failures += 1;
+            }
+            let fresh: Vec<&Waiting> = fresh.iter().filter(|waiting| waiting.obstacle.is_none()).collect();
             for (index, waiting) in fresh.iter().enumerate() {
                 if runner.is_told_to_stop() || in_a_row == MAX_FAILURES {
                     let left = fresh.len() - index;
@@ -119,7 +133,7 @@ impl Channel {
                         messages.warnings(&changed.findings);
                         messages.notice(format_args!("{}: told people of record {id}", client.files.queue.display()));
                     }
-                    // It does not wait any more: somebody was faster.
+                    // It does not wait any more, or once more: somebody was faster.
                     Err(error) if error.kind() == ErrorKind::Refused => messages.warning(error),
                     Err(error) => return Err(error.note("people have been told, and will be told once more")),
                 }
@@ -164,8 +178,9 @@ impl Channel {
 }
 
 fn execute(runner: &mut Runner, command: &mut Command, name: &Path, input: Vec<u8>) -> Result<(), Error> {
-    let ended =
-        runner.run(command, input, Errors::Kept, LIMITS).map_err(|error| Error::io(name, "cannot be run", error))?;
+    let ended = runner
+        .run(command, input, Purpose::Delivery, LIMITS)
+        .map_err(|error| Error::io(name, "cannot be run", error))?;
     if ended.status.success() {
         return Ok(());
     }

@@ -15,6 +15,7 @@ pub mod lines;
 pub mod malformed;
 pub mod money;
 pub mod offload;
+pub mod outcome;
 pub mod owner;
 pub mod pretty;
 pub mod retention;

@@ -17,6 +17,7 @@ use super::scan::ReadOptions;
 use super::{Error, ErrorKind};
 use crate::format::draft::Draft;
 use crate::format::envelope::{self, Envelope, Line, Status};
+pub use crate::format::outcome::Outcome;
 use crate::format::owner::Owner;
 use crate::format::time::Timestamp;
 use crate::format::transition::{Operation, Refusal, Transition, check_result, check_spend};
@@ -52,11 +53,12 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Whether it, or its follow-up, waits for a person now.
+    /// The ids of the records that wait for a person since: itself, and its follow-up.
     #[must_use]
-    pub fn has_escalated(&self) -> bool {
-        self.status == Status::Human
-            || self.followup.as_ref().is_some_and(|put| put.status == Status::Human && !put.existed)
+    pub fn escalated(&self) -> Vec<&str> {
+        let followup = self.followup.as_ref().filter(|put| put.status == Status::Human && !put.existed);
+        let record = (self.status == Status::Human).then_some(self.id.as_str());
+        record.into_iter().chain(followup.map(|put| put.id.as_str())).collect()
     }
 }
 
@@ -73,17 +75,6 @@ pub enum By {
     OwnerOnly(Owner),
     /// A person who insists.
     Force,
-}
-
-/// What came of a job.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// The result, as JSON text.
-    pub result: Option<String>,
-    /// What it cost, as JSON text.
-    pub spend: Option<String>,
-    /// The follow-up: an object with `kind`, `to` and `payload`, perhaps `run_id` and `correlation_id`, as JSON text.
-    pub followup: Option<String>,
 }
 
 /// How often a record is looked for among lines that arrive late.

@@ -7,10 +7,10 @@ use std::ops::Range;
 use memchr::memmem::Finder;
 
 use super::Error;
-use super::files::{QueueFiles, read_error};
+use super::files::{OpenQueue, QueueFiles, read_error};
 use super::ledger_lines::LedgerLines;
 use super::replace::{self, Segment};
-use super::scan::{self, Fold, ReadOptions, for_each_chunk};
+use super::scan::{self, Fold, ReadOptions, for_each_chunk, last_line_end};
 use crate::format::envelope::{self, Envelope, Line};
 use crate::format::ledger::{Ledger, LedgerTotals, Totals};
 use crate::format::lines::{LineSplitter, RawLine};
@@ -163,6 +163,21 @@ pub(super) fn look<T: Send>(
     let new = || Pass { options, filter, each, lines: 0, looked: Looked::nothing() };
     let pass = scan::scan(file, end, options, new).map_err(|error| read_error(&files.queue, error))?;
     Ok(pass.looked)
+}
+
+/// Looks at the records of the queue that pass the filter, for who holds the lock; `None` if there is no queue.
+///
+/// # Errors
+/// If it can't be read.
+pub(super) fn look_at_queue<T: Send>(
+    files: &QueueFiles,
+    options: &ReadOptions,
+    filter: &Filter,
+    each: Each<'_, T>,
+) -> Result<Option<Looked<T>>, Error> {
+    let Some(queue) = OpenQueue::open(files)? else { return Ok(None) };
+    let end = last_line_end(&queue.file, 0..queue.metadata.len()).map_err(|error| read_error(&files.queue, error))?;
+    look(files, &queue.file, end, options, filter, each).map(Some)
 }
 
 pub(super) type Each<'a, T> = &'a (dyn Fn(&Envelope<'_>, Place, &mut Vec<Found<T>>) + Sync);

@@ -17,8 +17,11 @@ use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rustix::fs::{AtFlags, CWD, FallocateFlags, StatxAttributes, StatxFlags, fallocate, statx};
+use rustix::io::Errno;
 
 use super::atomic_file::{self, Temporary};
 use super::files::{Finding, Generation, OpenQueue, QueueFiles, identity, read_error};
@@ -38,6 +41,13 @@ pub(super) struct Plan<'e> {
     pub(super) segments: Vec<Segment<'e>>,
     /// Whether there is anything to change.
     pub(super) changes: bool,
+}
+
+impl Plan<'_> {
+    /// How many bytes all lines will have.
+    fn kept_bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.kept_bytes).sum()
+    }
 }
 
 /// Whole lines of the queue, and what becomes of them.
@@ -221,20 +231,44 @@ pub(super) fn preview<'e>(
     let look = || {
         let Some(snapshot) = Snapshot::of(files, None)? else { return Ok(None) };
         let plan = plan(&snapshot.queue.file, snapshot.end)?;
-        let Drain { lines: late, mut findings, late: lines, .. } =
-            snapshot.drain(&plan.ledger.generations, Prove::No)?;
-        let kept = plan.segments.iter().map(|segment| segment.kept_bytes).sum::<u64>() + late.bytes;
-        let second_names = snapshot.queue.generations.iter().filter(|generation| generation.is_queue).count() as u64;
-        let would_refuse = [
-            snapshot.require_replaceable(files),
-            snapshot.require_names(1 + second_names),
-            if plan.changes || !lines.is_empty() { snapshot.require_space(kept) } else { Ok(()) },
-        ];
-        let refusals = would_refuse.into_iter().filter_map(Result::err);
+        let drain = snapshot.drain(&plan.ledger.generations, Prove::No)?;
+        let refusals = snapshot.refusals(files, &plan, &drain);
+        let Drain { lines: late, mut findings, .. } = drain;
         findings.extend(refusals.map(|error| Finding::new(&files.queue, format!("a run would refuse: {error}"))));
         Ok(Some(Rewritten { ledger: plan.ledger, late, findings, ..Rewritten::default() }))
     };
     lock::shared(&files.lock, lock_timeout, look).map(|(rewritten, _)| rewritten)
+}
+
+/// Makes sure, for who holds the lock at least shared, that `plan` could be carried out now, as far as that shows without doing it.
+///
+/// # Errors
+/// Says what would keep it from that.
+pub(super) fn require_possible(files: &QueueFiles, plan: &Plan<'_>, now: Timestamp) -> Result<(), Error> {
+    let Some(snapshot) = Snapshot::of(files, None)? else { return Ok(()) };
+    let drain = snapshot.drain(&plan.ledger.generations, Prove::No)?;
+    if let Some(refusal) = snapshot.refusals(files, plan, &drain).next() {
+        return Err(refusal);
+    }
+    snapshot.lock_queue()?;
+    if is_mount_point(&snapshot.queue.path) {
+        return Err(snapshot.commit_error(io::ErrorKind::ResourceBusy.into()));
+    }
+    let (_, _, reserved) = snapshot.next_ledger(plan.ledger.totals.clone(), &drain, now)?;
+    let bytes = reserved as u64 + plan.kept_bytes() + drain.lines.bytes;
+    let temporary = snapshot.new_file()?;
+    match fallocate(temporary.file(), FallocateFlags::empty(), 0, bytes) {
+        // This file system can't tell.
+        Err(Errno::NOTSUP) => {}
+        allocated => allocated.map_err(|error| snapshot.write_error(error.into()))?,
+    }
+    attributes::copy(&snapshot.queue.file, temporary.file()).map_err(|error| snapshot.attribute_error(error))
+}
+
+/// Whether something is mounted just there. A kernel that doesn't say so is believed.
+fn is_mount_point(path: &Path) -> bool {
+    statx(CWD, path, AtFlags::empty(), StatxFlags::empty())
+        .is_ok_and(|file| (file.stx_attributes & file.stx_attributes_mask).contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Replaces the queue again while lines arrive in earlier generations.
@@ -365,14 +399,7 @@ impl<'l> Snapshot<'l> {
         let Some(snapshot) = Self::of(files, Some(lock))? else { return Ok(None) };
         let queue = &snapshot.queue;
         snapshot.require_replaceable(files)?;
-        // A run that uses another lock, against all rules, is kept out by this one. It is on the file that it would replace.
-        match uninterrupted(|| fs2::FileExt::try_lock_exclusive(&queue.file)) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let what = format!("is locked itself{}", lock::held_by(&queue.path));
-                return Err(Error::new(ErrorKind::Busy, &queue.path, what).advise("try again"));
-            }
-            locked => locked.map_err(|error| Error::io(&queue.path, "cannot be locked", error))?,
-        }
+        snapshot.lock_queue()?;
         if !lock::is_still_at(&queue.file, &queue.path)? {
             return Err(read_error(&queue.path, io::ErrorKind::NotFound.into()));
         }
@@ -391,6 +418,38 @@ impl<'l> Snapshot<'l> {
         }
         snapshot.require_names(1)?;
         Ok(Some(snapshot))
+    }
+
+    /// Keeps out a run that uses another lock, against all rules: this one is on the file that it would replace.
+    fn lock_queue(&self) -> Result<(), Error> {
+        let path = &self.queue.path;
+        match uninterrupted(|| fs2::FileExt::try_lock_exclusive(&self.queue.file)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let what = format!("is locked itself{}", lock::held_by(path));
+                Err(Error::new(ErrorKind::Busy, path, what).advise("try again"))
+            }
+            locked => locked.map_err(|error| Error::io(path, "cannot be locked", error)),
+        }
+    }
+
+    /// What would keep a run from replacing the queue, as far as that shows without changing anything.
+    fn refusals(&self, files: &QueueFiles, plan: &Plan<'_>, drain: &Drain) -> impl Iterator<Item = Error> + use<> {
+        let second_names = self.queue.generations.iter().filter(|generation| generation.is_queue).count() as u64;
+        let kept = plan.kept_bytes() + drain.lines.bytes;
+        let checks = [
+            self.require_replaceable(files),
+            self.require_names(1 + second_names),
+            if plan.changes || !drain.late.is_empty() { self.require_space(kept) } else { Ok(()) },
+        ];
+        checks.into_iter().filter_map(Result::err)
+    }
+
+    /// A file that is to take the queue's place.
+    fn new_file(&self) -> Result<Temporary, Error> {
+        let name = self.queue.path.file_name().unwrap_or_default();
+        Temporary::beside(&self.queue.directory, name).map_err(|error| {
+            Error::io(&self.queue.directory, "cannot be written into, so the queue is left as it was", error)
+        })
     }
 
     /// Makes sure that nobody would be left behind by a replacement.
@@ -502,6 +561,20 @@ impl<'l> Snapshot<'l> {
         Ok(true)
     }
 
+    /// The number of the next generation, the ledger that lists it, and how many bytes that takes at most.
+    fn next_ledger(&self, totals: LedgerTotals, drain: &Drain, now: Timestamp) -> Result<(u64, Ledger, usize), Error> {
+        // Never a number that the old ledger lists: should this fail half-way, it would say of our file what it knows of another.
+        let number = drain.highest.checked_add(1).ok_or_else(|| {
+            let what = "has an earlier generation with the largest number there is, which leaves none for the next";
+            Error::new(ErrorKind::BadData, &self.queue.path, what).advise("rename that file, or correct the ledger")
+        })?;
+        let mut ledger = Ledger { totals, generations: drain.offsets.clone() };
+        // How much will have been taken over of it is not yet known, but that no number takes more room than this.
+        ledger.generations.insert(number, u64::MAX);
+        let reserved = self.ledger_line(&ledger, now)?.len();
+        Ok((number, ledger, reserved))
+    }
+
     /// Replaces the queue by a new file of one ledger line with these totals, the lines that go on, and the late lines.
     ///
     /// # Errors
@@ -513,23 +586,11 @@ impl<'l> Snapshot<'l> {
         drain: &Drain,
         now: Timestamp,
     ) -> Result<Committed, Error> {
-        // Never a number that the old ledger lists: should this fail half-way, it would say of our file what it knows of another.
-        let number = drain.highest.checked_add(1).ok_or_else(|| {
-            let what = "has an earlier generation with the largest number there is, which leaves none for the next";
-            Error::new(ErrorKind::BadData, &self.queue.path, what).advise("rename that file, or correct the ledger")
-        })?;
-        let mut ledger = Ledger { totals, generations: drain.offsets.clone() };
-        // How much will have been taken over of it is not yet known, but that no number takes more room than this.
-        ledger.generations.insert(number, u64::MAX);
-        let reserved = self.ledger_line(&ledger, now)?.len();
-
+        let (number, mut ledger, reserved) = self.next_ledger(totals, drain, now)?;
         let kept: u64 = segments.iter().map(|segment| segment.kept_bytes).sum();
         self.require_space(reserved as u64 + kept + drain.lines.bytes)?;
         let failed = |error| self.write_error(error);
-        let name = self.queue.path.file_name().unwrap_or_default();
-        let temporary = Temporary::beside(&self.queue.directory, name).map_err(|error| {
-            Error::io(&self.queue.directory, "cannot be written into, so the queue is left as it was", error)
-        })?;
+        let temporary = self.new_file()?;
         let file = temporary.file();
         let mut at = self.write_segments(segments, file, reserved as u64).map_err(failed)?;
         file.sync_data().map_err(failed)?;

@@ -8,7 +8,10 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::test_env::{Background, Run, TestEnv, append, copy_program, in_tests, record, run, tool};
+use crate::offload_settings::hold_lock;
+use crate::test_env::{
+    Background, MountNamespace, Run, TestEnv, append, copy_program, in_tests, is_root, names_in, record, run, tool,
+};
 use crate::work::{Running, env_with, records, status, until, worker};
 
 /// A mail server that takes everything, and a sendmail that knows of it.
@@ -124,7 +127,7 @@ fn a_record_whose_worker_dies_twice_is_mailed_about_once() {
     ] {
         assert!(body.lines().any(|told| told == line), "no {line:?} in {body}");
     }
-    assert_eq!(body.matches("by researcher: worker_died: its worker died").count(), 2, "{body}");
+    assert_eq!(body.matches("by researcher, worker_died: its worker died").count(), 2, "{body}");
 }
 
 #[test]
@@ -181,18 +184,20 @@ fn records_of_python_workers_get_mail_too() {
     let env = env_with(&queue);
     let _post = Post::open(&env);
     let ended = notify_by_mail(&env);
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    for warning in [
-        "queue.jsonl:1: record old-1: waits for a person, but can't be marked as announced: non_finite_number",
-        "queue.jsonl:4: record same: waits for a person, but can't be marked as announced: another one has the same id",
-        "queue.jsonl:5: record same: waits for a person, but can't be marked as announced: another one has the same id",
+    // Somebody must hear of them all the same: the timer's unit fails.
+    assert_eq!(ended.code, Some(74), "{}", ended.stderr);
+    let nobody = "waits for a person, and nobody is told: it can't be marked";
+    for message in [
+        format!("queue.jsonl:1: record old-1 {nobody}: it is in doubt (non_finite_number), so that its line"),
+        format!("queue.jsonl:4: record same {nobody}: another one has the same id"),
+        format!("queue.jsonl:5: record same {nobody}: another one has the same id"),
     ] {
-        assert_eq!(ended.stderr.matches(warning).count(), 1, "{warning}: {}", ended.stderr);
+        assert_eq!(ended.stderr.matches(&message).count(), 1, "{message}: {}", ended.stderr);
     }
     let [mail] = &mails(&env)[..] else { panic!("{:?}", mails(&env)) };
     assert_eq!(headers(mail)["subject"], "handoff: draft_reply for researcher waits for a person (old-2)");
     let body = mail["body"].as_str().unwrap();
-    assert!(body.contains("It was refused 2 times.") && body.contains(r#"summary: "lone \ud83d""#), "{body}");
+    assert!(body.contains("It was refused 2 times.") && body.contains("summary: lone \u{fffd}"), "{body}");
     assert!(body.contains("queued:  2026-11-29T09:00:00Z"), "{body}");
     // All but the mark is as it was.
     let after = fs::read_to_string(env.path("queue.jsonl")).unwrap();
@@ -200,6 +205,114 @@ fn records_of_python_workers_get_mail_too() {
     let (before, mark) = line.split_at(counted.len() - 1);
     assert_eq!(before, &counted[..counted.len() - 1]);
     assert!(mark.starts_with(",\"notified_ts\":"), "{mark}");
+}
+
+/// Tells people of the one record twice, which must fail each time for this reason, and tell nobody.
+fn assert_nobody_is_told(env: &TestEnv, command: impl Fn() -> Command, code: i32, why: &str) {
+    for _ in 0..2 {
+        let ended = run(command().env("HANDOFF_NOTIFY", "cat >>\"$TOLD\"").env("TOLD", env.path("told")));
+        assert_eq!(ended.code, Some(code), "{why}: {}", ended.stderr);
+        assert!(ended.stderr.contains(why) && ended.stderr.contains("nobody is told"), "{why}: {}", ended.stderr);
+    }
+    assert!(!env.path("told").exists(), "{why}");
+}
+
+#[test]
+fn nobody_is_told_again_and_again_of_what_can_not_be_marked() {
+    let human = record("a", "researcher", "human");
+    let at = |env: &TestEnv| {
+        let mut command = env.bare_handoff();
+        command.args(["notify", "--queue", "queue.jsonl"]);
+        command
+    };
+
+    let env = env_with(&format!("{}\n{human}", r#"{"id":"ledger","ts":1,"kind":"ledger"#));
+    assert_nobody_is_told(&env, || at(&env), 65, "the ledger cannot be read");
+
+    let env = env_with(&human);
+    fs::hard_link(env.path("queue.jsonl"), env.path("other")).unwrap();
+    assert_nobody_is_told(&env, || at(&env), 74, "has 2 names");
+
+    let env = env_with(&human);
+    fs::rename(env.path("queue.jsonl"), env.path("real.jsonl")).unwrap();
+    std::os::unix::fs::symlink("real.jsonl", env.path("queue.jsonl")).unwrap();
+    env.write("queue.lock", "");
+    env.write("real.lock", "");
+    assert_nobody_is_told(&env, || at(&env), 74, "there is another lock");
+
+    let env = env_with(&human);
+    let (holder, _) = hold_lock(&env, "queue.jsonl", "exclusive");
+    assert_nobody_is_told(&env, || at(&env), 75, "is locked itself");
+    holder.finish();
+
+    // There is room for the line as it is, and no more.
+    let env = env_with(&human);
+    let with_limit = || {
+        let mut command = at(&env);
+        command.args(["--max-line", &(human.len() - 1).to_string()]);
+        command
+    };
+    assert_nobody_is_told(&env, with_limit, 74, "its line would be too long");
+
+    let env = env_with(&human);
+    let mounts = MountNamespace::new(&env, "mount --bind queue.jsonl queue.jsonl");
+    assert_nobody_is_told(&env, || mounts.inside(&env, &at(&env)), 74, "is a mount point of its own");
+    drop(mounts);
+    // It was not for another reason.
+    let ended = run(at(&env).env("HANDOFF_NOTIFY", "cat >told"));
+    assert_eq!((ended.code, fs::read_to_string(env.path("told")).unwrap()), (Some(0), human), "{}", ended.stderr);
+}
+
+#[test]
+fn without_room_for_a_mark_nobody_is_told() {
+    let env = TestEnv::new();
+    fs::create_dir(env.path("agents")).unwrap();
+    let mounts = MountNamespace::new(&env, "mount -t tmpfs -o size=64k,mode=755 tmpfs agents");
+    let agents = mounts.path("agents");
+    fs::write(agents.join("queue.jsonl"), record("a", "researcher", "human")).unwrap();
+    fs::write(agents.join("queue.lock"), "").unwrap();
+    let filled = run(&mut mounts.inside(&env, env.command("sh").args(["-c", "cat /dev/zero >agents/fill"])));
+    assert_ne!(filled.code, Some(0), "it is not full");
+    let notify = || {
+        let mut command = env.bare_handoff();
+        command.args(["notify", "--queue", "agents/queue.jsonl"]);
+        mounts.inside(&env, &command)
+    };
+    assert_nobody_is_told(&env, notify, 74, "make room for it");
+    fs::remove_file(agents.join("fill")).unwrap();
+    let ended = run(notify().args(["--notify", "cat >told"]));
+    assert_eq!((ended.code, env.path("told").exists()), (Some(0), true), "{}", ended.stderr);
+}
+
+#[test]
+fn who_may_not_replace_the_queue_tells_nobody() {
+    assert!(is_root(), "this test needs several users, and so has to be run by root");
+    for (mode, why) in [(0o755, "cannot be written into"), (0o777, "its owner, 0:0, cannot be kept")] {
+        let env = env_with(&record("a", "researcher", "human"));
+        env.write("queue.lock", "");
+        copy_program(Path::new(env!("CARGO_BIN_EXE_handoff")), &env.path("handoff"));
+        fs::set_permissions(env.path("."), Permissions::from_mode(mode)).unwrap();
+        let notify = || {
+            let mut command = env.command(tool("setpriv", "util-linux"));
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+            command.args(["./handoff", "notify", "--queue", "queue.jsonl"]);
+            command
+        };
+        assert_nobody_is_told(&env, notify, 74, why);
+        assert_eq!(names_in(&env.path(".")), ["handoff", "queue.jsonl", "queue.lock", "textfile"]);
+    }
+}
+
+#[test]
+fn what_sendmail_leaves_in_the_background_goes_on() {
+    let env = env_with(&record("a", "researcher", "human"));
+    env.write("text", "#!/bin/sh\ncat >mail\n(while [ ! -e go ]; do sleep 0.01; done; mv mail delivered) &\n");
+    copy_program(&env.path("text"), &env.path("sendmail"));
+    let ended = run(mailing(&env, notify(&env).args(["--sendmail", "./sendmail"])));
+    assert_eq!((ended.code, is_announced(&env, "a")), (Some(0), true), "{}", ended.stderr);
+    env.write("go", "");
+    until("the delivery", || env.path("delivered").exists());
+    assert!(fs::read_to_string(env.path("delivered")).unwrap().contains("waits for a person (a)"));
 }
 
 #[test]
@@ -226,12 +339,24 @@ fn nobody_adds_headers_or_recipients() {
         "to",
     ];
     assert_eq!(names, expected, "{mail}");
-    let subject = "handoff: kTo: b@evil.example for rX-More: 1\u{2028}é waits for a person (iBcc: a@evil.examplebody)";
-    assert_eq!(headers["subject"].replace('\u{2028}', ""), subject.replace('\u{2028}', ""));
+    let subject = r"handoff: k\nTo: b@evil.example for r\r\n\tX-More: 1\u{2028}é waits for a person (i\r\nBcc: a@evil.example\r\n\r\nbody)";
+    assert_eq!(headers["subject"], subject);
     let body = mail["body"].as_str().unwrap();
     assert!(!body.chars().any(|c| c.is_control() && c != '\n'), "{body:?}");
     assert!(body.contains(r"summary: one\n.\r\n.\nBcc: c@evil.example\n") && body.contains("The queue is /"), "{body}");
-    assert!(body.contains("\n  no reason is known\n") && body.contains("\n  7\n"), "{body}");
+    assert!(body.lines().filter(|line| *line == "  at a time unknown").count() == 2, "{body}");
+}
+
+#[test]
+fn a_subject_shows_names_as_they_stand_in_the_queue() {
+    // Short enough to be sent as it is, and what a reader would decode or turn around.
+    let names = [("=?utf-8?Q?hi?=", r"=\?utf-8?Q?hi?="), ("=?=?", r"=\?=\?"), ("\u{202e}gpj.exe", r"\u{202e}gpj.exe")];
+    let env = env_with(&names.map(|(name, _)| record(name, "r", "human")).concat());
+    let _post = Post::open(&env);
+    assert_eq!(notify_by_mail(&env).code, Some(0));
+    let subjects: Vec<String> = mails(&env).iter().map(|mail| headers(mail)["subject"].clone()).collect();
+    let expected = names.map(|(_, shown)| format!("handoff: classify for r waits for a person ({shown})"));
+    assert_eq!(subjects, expected);
 }
 
 #[test]
@@ -327,10 +452,16 @@ fn whoever_escalates_tells_people_and_is_not_kept_from_its_work_by_failure() {
     let put = ["put", "--queue", "queue.jsonl", "--kind", "classify", "--from", "a", "--to", "b", "--parent", "c-0"];
     for (queue, arguments) in [(&nacked, &nack[..]), (&chain, &put[..])] {
         for (script, told) in [("cat >>told", true), ("exit 1", false)] {
-            let env = env_with(queue);
+            // Others are left to the timer.
+            let env = env_with(&(record("older", "researcher", "human") + queue));
             let ended = run(env.bare_handoff().args(arguments).env("HANDOFF_NOTIFY", script));
             assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-            let (id, _) = records(&env).into_iter().find(|(_, record)| record["status"] == "human").unwrap();
+            let is_new = |(id, record): &(String, Value)| id != "older" && record["status"] == "human";
+            let (id, _) = records(&env).into_iter().find(is_new).unwrap();
+            assert!(
+                !is_announced(&env, "older")
+                    && !fs::read_to_string(env.path("told")).unwrap_or_default().contains("older")
+            );
             assert_eq!(is_announced(&env, &id), told, "{}", ended.stderr);
             assert_eq!(fs::read_to_string(env.path("told")).unwrap_or_default().contains(&id), told);
             assert_eq!(ended.stderr.contains("the next run tries again"), !told, "{}", ended.stderr);
@@ -377,9 +508,28 @@ fn a_record_that_is_dealt_with_while_people_are_told_is_left_alone() {
     let script = format!("grep -q '\"id\":\"b\"' || {} cancel --queue queue.jsonl a", env!("CARGO_BIN_EXE_handoff"));
     let ended = run(notify(&env).args(["--notify", &script]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("record a is dead, and can't be announced"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("record a has changed since it was looked at"), "{}", ended.stderr);
     assert_eq!(status(&env, "a"), "dead");
     assert!(is_announced(&env, "b"));
+}
+
+#[test]
+fn a_record_that_comes_to_wait_for_another_reason_while_people_are_told_is_told_of_once_more() {
+    let env = env_with(&record("a", "researcher", "human"));
+    let handoff = env!("CARGO_BIN_EXE_handoff");
+    env.write(
+        "again",
+        format!(
+            "set -e; {handoff} requeue a; for n in 1 2; do {handoff} take --role researcher; {handoff} nack a --reason $n; done"
+        ),
+    );
+    let mut command = notify(&env);
+    command.env("HANDOFF_QUEUE", "queue.jsonl");
+    let ended = run(command.args(["--notify", "cat >>told; [ -e once ] || { touch once; sh ./again; }"]));
+    assert_eq!((ended.code, is_announced(&env, "a")), (Some(0), true), "{}", ended.stderr);
+    let told = fs::read_to_string(env.path("told")).unwrap();
+    let nacks: Vec<usize> = told.lines().map(|line| line.matches("\"reason\"").count()).collect();
+    assert_eq!(nacks, [0, 2], "{told}: {}", ended.stderr);
 }
 
 #[test]

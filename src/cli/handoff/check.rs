@@ -6,10 +6,11 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use serde_json::{Value, json};
 
-use super::{Output, Place, text};
+use super::{Output, Place};
 use crate::cli::exit::Exit;
 use crate::cli::job::{count, size};
 use crate::cli::messages::{self, one_line};
+use crate::cli::text;
 use crate::store::Error;
 use crate::store::check::{self, Item, Report};
 use crate::store::quarantine::{self, Outcome};

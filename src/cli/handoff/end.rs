@@ -202,8 +202,8 @@ fn report(place: &Place, output: &Output, channel: Option<&Channel>, changed: &C
         let (queue, status) = (place.common.queue.display(), followup.status.as_str());
         place.messages().notice(format_args!("{queue}: record {id}: its follow-up {} is {status}", followup.id));
     }
-    if let Some(channel) = channel.filter(|_| changed.has_escalated()) {
-        tell_people(channel, place);
+    if let Some(channel) = channel {
+        tell_people(channel, place, &changed.escalated());
     }
     let text = if output.json {
         let followup = followup.as_ref().map_or(Value::Null, put::as_json);

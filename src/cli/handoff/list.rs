@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use super::text::{Columns, age, beginning, id, json_line, name};
 use super::{Output, Place};
 use crate::cli::args;
 use crate::cli::exit::Exit;
 use crate::cli::job::count;
 use crate::cli::messages;
+use crate::cli::text::{Columns, age, beginning, id, json_line, name};
 use crate::format::envelope::{self, Envelope, Line, Status};
 use crate::format::time::Timestamp;
 use crate::store::Error;

@@ -9,7 +9,6 @@ mod put;
 mod show;
 mod status;
 mod take;
-mod text;
 mod work;
 
 use std::fs::File;
@@ -196,9 +195,9 @@ impl Holder {
     }
 }
 
-/// Tells people of what has just begun to wait for one.
-fn tell_people(channel: &Channel, place: &Place) {
-    channel.tell_if_configured(&place.client(), &mut Runner::new(), &|| place.common.now(), &place.messages());
+/// Tells people of these records, which have just begun to wait for one.
+fn tell_people(channel: &Channel, place: &Place, ids: &[&str]) {
+    channel.tell_if_configured(&place.client(), &mut Runner::new(), ids, &|| place.common.now(), &place.messages());
 }
 
 /// The text that an argument means: itself, standard input for `-`, the contents of a file for `@FILE`.

@@ -13,12 +13,12 @@ use crate::store::Error;
 
 const EXIT_CODES: &str = "\
 Example: HANDOFF_MAIL_TO=ops@example.org handoff notify
-Exit codes: 0 all are told, 2 there is nobody to tell, 74 somebody could not be told, 75 another run is at it";
+Exit codes: 0 all are told, 2 there is nobody to tell, 65 the ledger is damaged, 74 nobody could be told of some, 75 another run is at it";
 
 /// Tell people of each record that waits for one, once
 ///
-/// put, done, nack and work do so themselves. Have a timer repeat it: it tells what they could not, and of records that others wrote.
-/// A record that people have been told of has `notified_ts`.
+/// put, done, nack and work tell of their own records. Have a timer repeat it: it tells what they could not, and of records that others wrote.
+/// A record that people have been told of has `notified_ts`. Of one that could not be marked so nobody is told; this says which.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(super) struct Notify {
@@ -36,7 +36,7 @@ impl Notify {
             return Ok(args::report(NAME, &Arguments::command().error(UsageError::MissingRequiredArgument, message)));
         }
         let (common, messages) = (&self.place.common, self.place.messages());
-        let told = self.channel.tell(&self.place.client(), &mut Runner::new(), &|| common.now(), &messages)?;
+        let told = self.channel.tell(&self.place.client(), &mut Runner::new(), None, &|| common.now(), &messages)?;
         let queue = common.queue.display();
         messages.info(format_args!("{queue}: told people of {}", count(told.records, "record")));
         Ok(if told.failures == 0 { Exit::Done } else { Exit::Io })

@@ -76,7 +76,7 @@ impl Put {
         let put = self.place.client().put(&draft, &self.rules.read(), self.place.common.now())?;
         let exit = report(&self.place, &put);
         if put.status == Status::Human && !put.existed {
-            tell_people(&self.channel, &self.place);
+            tell_people(&self.channel, &self.place, &[&put.id]);
         }
         let text = if self.output.json { as_json(&put).to_string() } else { put.id.clone() };
         if let Err(error) = messages::print(format!("{text}\n").as_bytes()) {

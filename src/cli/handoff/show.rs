@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
-use super::text::{id, json_line, name, owner, parameters, spend, table, time};
 use super::{Output, Place};
 use crate::cli::args::Pricing;
 use crate::cli::exit::Exit;
 use crate::cli::messages::{self, one_line};
+use crate::cli::text::{cause, id, json_line, name, owner, parameters, spend, table, time};
 use crate::format::cause::Cause;
 use crate::format::envelope::{self, Envelope, Line};
 use crate::format::lines::RawLine;
@@ -209,24 +209,6 @@ impl Fields {
             self.add(name, value.as_ref());
         }
     }
-}
-
-/// Why a record was refused or has stopped.
-fn cause(cause: &Cause<'_>, now: Timestamp) -> String {
-    let mut words = cause.ts.map_or_else(|| "at a time unknown".to_owned(), |ts| time(ts, now));
-    if let Some(by) = &cause.by {
-        let _ = write!(words, " by {by}");
-    }
-    if let Some(class) = &cause.error_class {
-        let _ = write!(words, ", {class}");
-    }
-    if cause.retryable == Some(false) {
-        words += ", not to be tried again";
-    }
-    if let Some(reason) = &cause.reason {
-        let _ = write!(words, ": {reason}");
-    }
-    words
 }
 
 /// What a record cost, by the rules of the metrics.

@@ -9,12 +9,12 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::text::{age, beginning, id, name, owner, parameters, spend, table};
 use super::{Output, Place};
 use crate::cli::args::Pricing;
 use crate::cli::exit::Exit;
 use crate::cli::job::{count, size};
 use crate::cli::messages::{self, one_line};
+use crate::cli::text::{age, beginning, id, name, owner, parameters, spend, table};
 use crate::format::cause::Cause;
 use crate::format::envelope::{self, Envelope, Line, Status as State};
 use crate::format::ledger::Totals;

@@ -8,27 +8,28 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use signal_hook::low_level::signal_name;
 
 use super::{Place, Rules};
-use crate::cli::child::{self, Cut, Ended, Errors, Limits, MAX_OUTPUT, Runner};
+use crate::cli::child::{self, Limits, Purpose, Runner};
 use crate::cli::exit::Exit;
 use crate::cli::messages::Messages;
 use crate::cli::notify::Channel;
+use crate::format::outcome::{Ending, Verdict, bad_output, judge, refusal};
 use crate::format::owner::Owner;
 use crate::format::time::Timestamp;
-use crate::format::transition::{Refusal, check_spend};
-use crate::store::client::{By, Changed, Client, Outcome};
+use crate::format::transition::Refusal;
+use crate::store::client::{By, Changed, Client};
 use crate::store::files::{Finding, QueueFiles};
+use crate::store::process::{self, Life};
 use crate::store::watch::{self, Look};
-use crate::store::{Error, ErrorKind, process, put};
+use crate::store::{Error, ErrorKind, put};
 
 const EXIT_CODES: &str = "\
 COMMAND's exit code: 0 done; 65 dead; 75, any other, a signal, or --timeout: once more, then a person.
 Example: handoff work --role researcher --timeout 15m -- ./research.py
-Exit codes: 0 told to stop, or --once and there was a record; 1 --once and there was none; 74 a file or COMMAND can't be used";
+Exit codes: 0 told to stop, or --once and there was a record; 1 --once and there was none; 65 the ledger or, with --once, the
+record can't be changed; 74 a file or COMMAND can't be used";
 
 /// Run a command for each record of a role, one after the other
 ///
@@ -91,6 +92,7 @@ impl Work {
             runner: Runner::catching_signals()
                 .map_err(|error| Error::io(Path::new("signals"), "cannot be caught", error))?,
             messages: self.place.messages(),
+            held: None,
             found: Vec::new(),
         };
         worker.serve()
@@ -99,10 +101,12 @@ impl Work {
 
 /// Nobody needs it sooner.
 const MIN_POLL: Duration = Duration::from_millis(10);
-/// How often to look, even if nothing has changed, whether another worker of the role has died.
+/// How often to look whether another worker of the role has died, if that is more often than with each 30th look at the queue.
 const LOOK_AROUND: Duration = Duration::from_secs(60);
 /// How often it is tried to write down what came of a record after we were told to stop.
-const LAST_ATTEMPTS: u32 = 3;
+const LAST_ATTEMPTS: u32 = 2;
+/// How long each of these attempts waits for a lock.
+const LAST_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the pauses between such attempts become.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// How many findings are remembered.
@@ -119,35 +123,35 @@ struct Worker<'a> {
     owner: Owner,
     runner: Runner,
     messages: Messages,
+    /// Who held records of the role, and what the queue looked like then.
+    held: Option<(Look, Vec<Option<Owner>>)>,
     /// What was found when records were looked for, so that it is said once.
     found: Vec<Finding>,
 }
 
-/// What is to become of a record.
-#[derive(Debug)]
-enum Verdict {
-    Done(Outcome),
-    Refused(Refusal),
-    HandedBack,
-}
-
 impl Worker<'_> {
     fn serve(&mut self) -> Result<Exit, Error> {
+        let poll = self.work.poll.max(MIN_POLL);
+        let look_around = LOOK_AROUND.min(poll.saturating_mul(30));
         let mut looked_around: Option<Instant> = None;
         let mut seen: Option<Look> = None;
-        while !self.runner.is_told_to_stop() {
-            if looked_around.is_none_or(|time| time.elapsed() >= LOOK_AROUND) {
-                let reclaimed = self.reclaim();
-                self.pass_if_busy(reclaimed)?;
+        while !self.is_told_to_stop() {
+            if looked_around.is_none_or(|time| time.elapsed() >= look_around) {
+                let looked = self.look_around();
+                self.pass_if_busy(looked)?;
                 looked_around = Some(Instant::now());
-                seen = None;
+                // That may have taken long.
+                continue;
             }
             let taken = self.take_if_changed(&mut seen);
             match self.pass_if_busy(taken)?.flatten() {
+                Some(record) if self.is_told_to_stop() => {
+                    self.commit(&record, Verdict::HandedBack, Instant::now())?;
+                }
                 Some(record) => self.work_on(&record)?,
                 None if self.work.once => return Ok(Exit::No),
                 None => {
-                    self.runner.sleep(self.work.poll.max(MIN_POLL));
+                    self.runner.sleep(poll);
                     continue;
                 }
             }
@@ -156,6 +160,16 @@ impl Worker<'_> {
             }
         }
         Ok(Exit::Done)
+    }
+
+    /// Whether we are told to stop. Then nothing is waited for any longer than whoever has told us may wait.
+    fn is_told_to_stop(&mut self) -> bool {
+        let is_told = self.runner.is_told_to_stop();
+        if is_told {
+            let timeout = &mut self.client.options.lock_timeout;
+            *timeout = LAST_LOCK_TIMEOUT.min(*timeout);
+        }
+        is_told
     }
 
     /// Whoever polls tries again what others are at.
@@ -169,6 +183,26 @@ impl Worker<'_> {
         }
     }
 
+    /// Looks whether workers of the role have died. Who holds its records is read only if the queue has changed.
+    fn look_around(&mut self) -> Result<(), Error> {
+        let Client { files, options } = &self.client;
+        // What is written from here on is seen next time.
+        let look = watch::look(files)?;
+        let holders = match self.held.take() {
+            Some((then, holders)) if then == look => holders,
+            _ => watch::holders(files, options, &self.work.role)?,
+        };
+        let may_live = |holder: &Option<Owner>| {
+            holder.as_ref().is_some_and(|owner| !matches!(process::life(owner), Ok(Life::Dead)))
+        };
+        let (alive, lost): (Vec<_>, Vec<_>) = holders.into_iter().partition(may_live);
+        if !lost.is_empty() {
+            self.reclaim()?;
+        }
+        self.held = Some((look, alive));
+        Ok(())
+    }
+
     /// What workers of the role left when they died is refused in their name.
     fn reclaim(&mut self) -> Result<(), Error> {
         let (reclaimed, findings) = self.client.reclaim(&self.work.role, self.now())?;
@@ -178,9 +212,7 @@ impl Worker<'_> {
             let status = record.status.as_str();
             self.messages.warning(format_args!("{}: its worker died: {status}", self.name(record)));
         }
-        if reclaimed.iter().any(Changed::has_escalated) {
-            self.notify();
-        }
+        self.notify(&reclaimed.iter().flat_map(Changed::escalated).collect::<Vec<_>>());
         Ok(())
     }
 
@@ -209,11 +241,11 @@ impl Worker<'_> {
         let verdict = match self.execute(record) {
             Ok(verdict) => verdict,
             Err(error) => {
-                self.commit(record, &Verdict::HandedBack, start)?;
+                self.commit(record, Verdict::HandedBack, start)?;
                 return Err(error.note("the record has been handed back"));
             }
         };
-        self.commit(record, &verdict, start)
+        self.commit(record, verdict, start)
     }
 
     fn execute(&mut self, record: &Changed) -> Result<Verdict, Error> {
@@ -227,10 +259,19 @@ impl Worker<'_> {
         let limits = Limits { timeout: self.work.timeout, stop_timeout: self.work.stop_timeout };
         let ended = self
             .runner
-            .run(&mut command, format!("{}\n", record.line).into_bytes(), Errors::PassedOn, limits)
+            .run(&mut command, format!("{}\n", record.line).into_bytes(), Purpose::Work, limits)
             .map_err(|error| Error::io(&self.program, "cannot be run", error))?;
         let is_stopping = self.runner.is_told_to_stop_too(&ended);
-        Ok(judge(&ended, is_stopping))
+        let signal = ended.status.signal();
+        let name = signal.map(|signal| signal_name(signal).map_or_else(|| signal.to_string(), str::to_owned));
+        Ok(judge(&Ending {
+            status: ended.status.code().ok_or(name.as_deref().unwrap_or_default()),
+            cut: ended.cut,
+            is_stopped: is_stopping && (signal.is_some() || ended.is_told_to_stop()),
+            output: &ended.output,
+            has_overflowed: ended.has_overflowed,
+            error_tail: &ended.error_tail,
+        }))
     }
 
     /// What COMMAND and the tools that it runs are told of the queue.
@@ -251,28 +292,36 @@ impl Worker<'_> {
     }
 
     /// Writes down what came of a record, however often it has to be tried.
-    fn commit(&mut self, record: &Changed, verdict: &Verdict, start: Instant) -> Result<(), Error> {
+    fn commit(&mut self, record: &Changed, mut verdict: Verdict, start: Instant) -> Result<(), Error> {
         let name = self.name(record);
         let mut pause = Duration::from_secs(1);
         let mut last_attempts = 0;
         let changed = loop {
-            let error = match self.attempt(record, verdict) {
+            last_attempts += u32::from(self.is_told_to_stop());
+            let error = match self.attempt(record, &verdict) {
                 Ok(changed) => break changed,
-                Err(error) if error.kind() == ErrorKind::Refused => {
-                    let what = match verdict {
-                        Verdict::Done(_) => "what came of it is dropped",
-                        _ => "it is left as it is",
-                    };
-                    self.messages.warning(format_args!("{error}: somebody else has changed it meanwhile: {what}"));
-                    return Ok(());
-                }
                 Err(error) => error,
             };
-            if self.runner.is_told_to_stop() {
-                last_attempts += 1;
-                if last_attempts == LAST_ATTEMPTS {
-                    return Err(error.note("the record stays running until the role's next worker starts"));
+            let is_refused = match error.kind() {
+                ErrorKind::Refused => true,
+                // It can't be accepted, unless nothing is, because of a ledger that may be mended.
+                ErrorKind::BadData => watch::require_ledger(&self.client.files, &self.client.options).is_ok(),
+                ErrorKind::Io | ErrorKind::Busy => false,
+            };
+            match &verdict {
+                Verdict::Done(outcome) if is_refused => {
+                    // If the record is not ours any more, that is refused likewise.
+                    let refusal = bad_output(&error.to_string());
+                    verdict = Verdict::Refused(Refusal { spend: outcome.spend.clone(), ..refusal });
+                    continue;
                 }
+                _ if is_refused => return self.give_up(error),
+                _ => {}
+            }
+            if last_attempts == LAST_ATTEMPTS {
+                return Err(error.note("the record stays running until the role's next worker starts"));
+            }
+            if self.is_told_to_stop() {
                 std::thread::sleep(Duration::from_secs(1));
             } else {
                 self.messages.warning(format_args!("{error}: what came of {name} is kept, and written when it can be"));
@@ -281,7 +330,7 @@ impl Worker<'_> {
             }
         };
         self.messages.warnings(&changed.findings);
-        let what = match verdict {
+        let what = match &verdict {
             Verdict::Done(_) => "done".to_owned(),
             Verdict::HandedBack => "handed back".to_owned(),
             Verdict::Refused(Refusal { reason, .. }) => format!("refused, {}: {reason}", changed.status.as_str()),
@@ -292,9 +341,24 @@ impl Worker<'_> {
             let stopped = put.stopped.as_ref().map_or_else(String::new, |why| format!(": {why}"));
             self.messages.notice(format_args!("{name}: its follow-up {} is {}{stopped}", put.id, put.status.as_str()));
         }
-        if changed.has_escalated() {
-            self.notify();
+        self.notify(&changed.escalated());
+        Ok(())
+    }
+
+    /// Leaves a record as it is, of which nothing can be written down.
+    fn give_up(&self, error: Error) -> Result<(), Error> {
+        if error.kind() == ErrorKind::Refused {
+            let what = "somebody else has changed it meanwhile: what came of it is dropped";
+            self.messages.warning(format_args!("{error}: {what}"));
+            return Ok(());
         }
+        let what =
+            "what came of it is dropped, and it stays running until its line is mended and handoff requeue --force";
+        let error = error.note(what);
+        if self.work.once {
+            return Err(error);
+        }
+        self.messages.error(error);
         Ok(())
     }
 
@@ -303,21 +367,16 @@ impl Worker<'_> {
         match verdict {
             Verdict::HandedBack => self.client.hand_back(id, &self.owner, now),
             Verdict::Refused(refusal) => self.client.nack(id, &by, refusal, now),
-            Verdict::Done(outcome) => match self.client.done(id, &by, outcome, &self.rules, now) {
-                // Either what came of it can't be accepted, or it is not ours any more: then a nack is refused likewise.
-                Err(error) if matches!(error.kind(), ErrorKind::BadData | ErrorKind::Refused) => {
-                    let refusal = Refusal { spend: outcome.spend.clone(), ..bad_output(&error.to_string()) };
-                    self.client.nack(id, &by, &refusal, now)
-                }
-                result => result,
-            },
+            Verdict::Done(outcome) => self.client.done(id, &by, outcome, &self.rules, now),
         }
     }
 
     /// Says what is found again and again only once.
     fn warn_of_new(&mut self, findings: Vec<Finding>) {
         for finding in findings {
-            if !self.found.contains(&finding) {
+            // Their lines move whenever others are added or removed.
+            let is_known = |known: &Finding| (&known.path, &known.message) == (&finding.path, &finding.message);
+            if !self.found.iter().any(is_known) {
                 self.messages.warning(&finding);
                 self.found.push(finding);
             }
@@ -326,9 +385,9 @@ impl Worker<'_> {
         self.found.drain(..self.found.len().saturating_sub(MAX_FOUND));
     }
 
-    fn notify(&mut self) {
+    fn notify(&mut self, ids: &[&str]) {
         let now = || self.work.place.common.now();
-        self.work.channel.tell_if_configured(&self.client, &mut self.runner, &now, &self.messages);
+        self.work.channel.tell_if_configured(&self.client, &mut self.runner, ids, &now, &self.messages);
     }
 
     fn now(&self) -> Timestamp {
@@ -338,86 +397,4 @@ impl Worker<'_> {
     fn name(&self, record: &Changed) -> String {
         format!("{}: record {} ({})", self.client.files.queue.display(), record.id, record.kind)
     }
-}
-
-/// What becomes of a record whose command has ended like this.
-fn judge(ended: &Ended, is_stopping: bool) -> Verdict {
-    let Ended { status, cut, .. } = ended;
-    let output = read(ended);
-    let spend = output.as_ref().ok().and_then(|output| output.spend.clone());
-    let with_errors = |what: String| match ended.error_tail.trim() {
-        "" => what,
-        tail => format!("{what}: {tail}"),
-    };
-    let refused = |class: &str, what: String, is_retryable: bool| {
-        Verdict::Refused(Refusal { spend: spend.clone(), ..refusal(class, with_errors(what), is_retryable) })
-    };
-    if *cut == Some(Cut::Timeout) {
-        return refused("timeout", "took longer than --timeout".to_owned(), true);
-    }
-    match status.code() {
-        // Who has ended because we said so may not have done anything.
-        Some(0) if *cut == Some(Cut::Stop) && is_blank(&ended.output) => Verdict::HandedBack,
-        Some(0) => match output {
-            Ok(outcome) => Verdict::Done(outcome),
-            Err(what) => Verdict::Refused(bad_output(&what)),
-        },
-        Some(code @ (65 | 75)) => refused(&format!("exit_{code}"), format!("exit code {code}"), code == 75),
-        _ if is_stopping && (*cut == Some(Cut::Stop) || status.signal().is_some() || ended.is_told_to_stop()) => {
-            Verdict::HandedBack
-        }
-        Some(code) => refused(&format!("exit_{code}"), format!("exit code {code}"), true),
-        None => {
-            let signal = status.signal().unwrap_or_default();
-            let name = signal_name(signal).map_or_else(|| signal.to_string(), str::to_owned);
-            let class = format!("signal_{}", name.trim_start_matches("SIG").to_ascii_lowercase());
-            refused(&class, format!("ended by signal {name}"), true)
-        }
-    }
-}
-
-fn refusal(class: &str, reason: String, is_retryable: bool) -> Refusal {
-    Refusal { reason, error_class: Some(class.to_owned()), is_retryable, spend: None }
-}
-
-fn bad_output(what: &str) -> Refusal {
-    refusal("bad_output", format!("its output can't be accepted: {what}"), true)
-}
-
-fn is_blank(output: &[u8]) -> bool {
-    output.trim_ascii().is_empty()
-}
-
-/// Reads what came of a record from standard output; no output is no more than that.
-fn read(ended: &Ended) -> Result<Outcome, String> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Output<'a> {
-        #[serde(borrow)]
-        result: Option<&'a RawValue>,
-        #[serde(borrow)]
-        spend: Option<&'a RawValue>,
-        #[serde(borrow)]
-        followup: Option<&'a RawValue>,
-    }
-    let Ended { output, has_overflowed, .. } = ended;
-    let begins_with = || format!(", beginning with: {}", String::from_utf8_lossy(&output[..output.len().min(200)]));
-    if *has_overflowed {
-        return Err(format!("there is more than {MAX_OUTPUT} bytes of it{}", begins_with()));
-    }
-    if is_blank(output) {
-        return Ok(Outcome::default());
-    }
-    // A derived implementation would also take an array.
-    if !output.trim_ascii_start().starts_with(b"{") {
-        return Err(format!("it is no JSON object{}", begins_with()));
-    }
-    let Output { result, spend, followup } = std::str::from_utf8(output)
-        .map_err(|error| error.to_string())
-        .and_then(|output| serde_json::from_str(output).map_err(|error| error.to_string()))
-        .map_err(|error| format!("{error}{}", begins_with()))?;
-    let text = |json: Option<&RawValue>| json.map(|json| json.get().to_owned());
-    let outcome = Outcome { result: text(result), spend: text(spend), followup: text(followup) };
-    outcome.spend.as_deref().map_or(Ok(()), check_spend)?;
-    Ok(outcome)
 }

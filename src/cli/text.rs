@@ -3,9 +3,10 @@
 use std::fmt::Write;
 use std::iter;
 
-use crate::cli::args::Pricing;
-use crate::cli::job::count;
-use crate::cli::messages::one_line;
+use super::args::Pricing;
+use super::job::count;
+use super::messages::one_line;
+use crate::format::cause::Cause;
 use crate::format::money::Usd;
 use crate::format::offload;
 use crate::format::owner::Owner;
@@ -58,6 +59,24 @@ pub(super) fn name(text: &str) -> String {
 pub(super) fn parameters(pricing: &Pricing, now: Timestamp) -> Result<Parameters, Error> {
     let prices = pricing.read()?;
     Ok(Parameters { now, roles: Vec::new(), kinds: Vec::new(), prices, offload: offload::Rule::default() })
+}
+
+/// Why a record was refused or has stopped.
+pub(super) fn cause(cause: &Cause<'_>, now: Timestamp) -> String {
+    let mut words = cause.ts.map_or_else(|| "at a time unknown".to_owned(), |ts| time(ts, now));
+    if let Some(by) = &cause.by {
+        let _ = write!(words, " by {by}");
+    }
+    if let Some(class) = &cause.error_class {
+        let _ = write!(words, ", {class}");
+    }
+    if cause.retryable == Some(false) {
+        words += ", not to be tried again";
+    }
+    if let Some(reason) = &cause.reason {
+        let _ = write!(words, ": {reason}");
+    }
+    words
 }
 
 /// Columns that are as wide as the widest cell, but no wider than one that pushes others off the screen.
