@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytesize::ByteSize;
@@ -9,6 +10,7 @@ use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind as UsageError;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command};
+use signal_hook::consts::SIGXFSZ;
 
 use super::exit::Exit;
 use super::messages::{self, Level, Messages};
@@ -200,11 +202,14 @@ impl Textfile {
     }
 }
 
-/// Parses the command line; a variable that is set but empty counts as not set, as people expect of a file of them.
+/// Parses the command line; a variable that is set but empty counts as not set, as people expect of a file of them. Before, it sees to it that
+/// a limit on the size of files (`ulimit -f`) is an error like others, and doesn't end the process in the middle of what it does.
 ///
 /// # Errors
 /// What clap says, help and version included.
 pub(super) fn parse(command: Command, args: impl IntoIterator<Item = OsString>) -> Result<ArgMatches, clap::Error> {
+    // Where that fails, it is as it was. What we start is not concerned.
+    drop(signal_hook::flag::register(SIGXFSZ, Arc::default()));
     without_empty_variables(command).try_get_matches_from(args)
 }
 

@@ -1,6 +1,7 @@
 //! Telling people of records that wait for one.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -21,11 +22,11 @@ use crate::store::{Error, ErrorKind, process};
 #[derive(Debug, Args)]
 pub(super) struct Channel {
     /// Mail these people, through sendmail -t
-    #[arg(long, env = "HANDOFF_MAIL_TO", value_name = "ADDRESS,…", value_delimiter = ',', value_parser = address)]
+    #[arg(long, env = "HANDOFF_MAIL_TO", value_name = "ADDRESS,…", value_delimiter = ',', value_parser = trimmed)]
     mail_to: Vec<String>,
 
     /// The sender [default: sendmail's own idea]
-    #[arg(long, env = "HANDOFF_MAIL_FROM", value_name = "ADDRESS", value_parser = address)]
+    #[arg(long, env = "HANDOFF_MAIL_FROM", value_name = "ADDRESS", value_parser = trimmed)]
     mail_from: Option<String>,
 
     /// [default: in PATH, /usr/sbin or /usr/lib]
@@ -49,12 +50,18 @@ pub(super) struct Told {
 /// How long one message may take.
 const LIMITS: Limits = Limits { timeout: Some(Duration::from_secs(60)), stop_timeout: Duration::from_secs(10) };
 /// After so many failures in a row the next ones would fail too.
-const MAX_FAILURES: u64 = 3;
+const MAX_FAILURES: usize = 3;
 
 impl Channel {
     /// Whether there is anybody to be told.
     pub(super) fn is_configured(&self) -> bool {
         self.notify.is_some() || !self.mail_to.is_empty()
+    }
+
+    /// Says what is wrong with it. That must not keep whoever hands records over from it.
+    pub(super) fn fault(&self) -> Option<String> {
+        let wrong = self.mail_to.iter().chain(&self.mail_from).find(|address| !is_address(address))?;
+        Some(format!("HANDOFF_MAIL_TO, HANDOFF_MAIL_FROM: {wrong:?} is not an address like ops@example.org"))
     }
 
     /// Tells people of these records, which have just begun to wait for one, if there is anybody to be told. They are on disk already, and the next
@@ -70,7 +77,9 @@ impl Channel {
         if ids.is_empty() || !self.is_configured() {
             return;
         }
-        if runner.is_told_to_stop() {
+        if let Some(fault) = self.fault() {
+            messages.warning(format_args!("{fault}: nobody is told"));
+        } else if runner.is_told_to_stop() {
             let (queue, ids) = (client.files.queue.display(), ids.join(", "));
             messages.warning(format_args!(
                 "{queue}: {ids} waits for a person: the next run of handoff notify tells people"
@@ -108,7 +117,13 @@ impl Channel {
                 messages.error(obstacle);
                 told.failures += 1;
             }
-            let fresh: Vec<&Waiting> = fresh.iter().filter(|waiting| waiting.obstacle.is_none()).collect();
+            let mut fresh: Vec<&Waiting> = fresh.iter().filter(|waiting| waiting.obstacle.is_none()).collect();
+            // A few that can't be told must not keep the others from it for ever, so that each minute begins elsewhere.
+            let minute = usize::try_from(now().whole_seconds() / 60).unwrap_or_default();
+            if fresh.len() > MAX_FAILURES {
+                let first = minute % fresh.len();
+                fresh.rotate_left(first);
+            }
             for (index, waiting) in fresh.iter().enumerate() {
                 if runner.is_told_to_stop() || in_a_row == MAX_FAILURES {
                     let left = fresh.len() - index;
@@ -189,12 +204,13 @@ fn execute(runner: &mut Runner, command: &mut Command, name: &Path, input: Vec<u
     Err(Error::new(ErrorKind::Io, name, if last.is_empty() { why } else { format!("{why}: {last}") }))
 }
 
-/// An address, and not the beginning of another header.
-fn address(text: &str) -> Result<String, String> {
-    let address = text.trim();
+/// What is wrong with an address is said when it is used.
+fn trimmed(address: &str) -> Result<String, Infallible> {
+    Ok(address.trim().to_owned())
+}
+
+/// Whether a text is an address, and not the beginning of another header.
+fn is_address(text: &str) -> bool {
     let is_wrong = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '<' | '>' | '(' | ')' | '"' | ';');
-    if address.is_empty() || address.contains(is_wrong) {
-        return Err("not an address like ops@example.org".to_owned());
-    }
-    Ok(address.to_owned())
+    !text.is_empty() && !text.contains(is_wrong)
 }

@@ -3,14 +3,14 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::atomic_file::Temporary;
-use super::files::{OpenQueue, QueueFiles, read_error};
+use super::files::{OpenQueue, QueueFiles, identity, read_error};
 use super::lock::{self, ExclusiveLock};
 use super::{Error, ErrorKind, attributes, directory_of};
 use crate::format::envelope::{self, Line};
@@ -20,8 +20,8 @@ use crate::format::envelope::{self, Line};
 pub(super) enum Appended {
     /// The line is in the queue and on the disk.
     Durable,
-    /// The last line is not terminated, and somebody may still be writing it.
-    Unterminated,
+    /// It must be replaced instead: its last line is not terminated, and somebody may still be writing it, or it has a second name.
+    MustReplace,
     /// Somebody has begun a line at the same moment, so that ours is part of that one now.
     Glued,
 }
@@ -42,9 +42,15 @@ pub(super) fn append(files: &QueueFiles, lock: &ExclusiveLock, line: &[u8]) -> R
     let path = &queue.path;
     let failed = |error| Error::io(path, "cannot be appended to, and is left as it was", error);
     let file = OpenOptions::new().read(true).append(true).open(path).map_err(failed)?;
-    let size = file.metadata().map_err(failed)?.len();
+    let metadata = file.metadata().map_err(failed)?;
+    let size = metadata.len();
+    // A second name is a dead run's, which a replacement removes, or a reason to refuse. So is a lock that is the queue.
+    let is_lock = fs::metadata(&files.lock).is_ok_and(|lock| identity(&lock) == identity(&metadata));
+    if metadata.nlink() != 1 || is_lock {
+        return Ok(Appended::MustReplace);
+    }
     if !is_line_start(&file, size).map_err(|error| read_error(path, error))? {
-        return Ok(Appended::Unterminated);
+        return Ok(Appended::MustReplace);
     }
     reserve(&file, size, line.len() as u64).map_err(failed)?;
 

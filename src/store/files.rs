@@ -10,6 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::process::geteuid;
+
 use super::{Error, ErrorKind, directory_of, open_regular, require_directory};
 
 /// The names of a queue and of what lies beside it.
@@ -132,8 +134,16 @@ impl OpenQueue {
         (is_link && of(&other).is_some_and(|other| of(&files.lock) != Some(other))).then_some(other)
     }
 
-    /// Makes sure that who takes our lock keeps all workers out.
+    /// Makes sure that who takes our lock keeps all workers out, and that nobody leads us to a file of their choice.
     pub(super) fn require_one_lock(&self, files: &QueueFiles) -> Result<(), Error> {
+        for path in [&files.queue, &files.lock] {
+            let of_others = |link: &Metadata| link.is_symlink() && ![0, geteuid().as_raw()].contains(&link.uid());
+            if fs::symlink_metadata(path).is_ok_and(|link| of_others(&link)) {
+                let what = "is a symbolic link that belongs to another user, and is not followed to write";
+                return Err(Error::new(ErrorKind::Io, path, what)
+                    .advise("make it root's or your own (chown -h), or name the file that it leads to"));
+            }
+        }
         let Some(other) = self.other_lock(files) else { return Ok(()) };
         let what = format!("there is another lock, {}: workers that use it are not kept out", other.display());
         Err(Error::new(ErrorKind::Io, &files.lock, what)

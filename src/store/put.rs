@@ -78,7 +78,7 @@ impl Client {
             match append(&self.files, &lock, line.as_bytes())? {
                 Appended::Durable => return Ok(put),
                 Appended::Glued => {}
-                Appended::Unterminated => {
+                Appended::MustReplace => {
                     let rewritten = rewrite_locked(&self.files, &lock, now, |file, end| {
                         let nothing =
                             look::<()>(&self.files, file, end, &self.options, &Filter::all(&["ledger"]), &|_, _, _| {});

@@ -232,10 +232,10 @@ none = take("researcher")
 id = put("classify", {"summary": "s"}, "triage", "researcher")
 job = done(job, {"refund": True}, 0.25)
 again = done(job)
-print(json.dumps([job["started_ts"], job["finished_ts"], none, again, id]))
+print(json.dumps([repr(job["started_ts"]), repr(job["finished_ts"]), none, again, id]))
 "#;
     let results = in_python(&env, &own(), use_it);
-    let (started, finished, id) = (&results[0], &results[1], results[4].as_str().unwrap());
+    let [started, finished, id] = [0, 1, 4].map(|place: usize| results[place].as_str().unwrap());
     assert_eq!((&results[2], &results[3]), (&Value::Null, &Value::Null));
 
     assert!(fs::symlink_metadata(env.path("queue.jsonl")).unwrap().is_symlink());

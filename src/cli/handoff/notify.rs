@@ -35,6 +35,9 @@ impl Notify {
             let message = "nobody to tell: set HANDOFF_MAIL_TO (--mail-to) or HANDOFF_NOTIFY (--notify)";
             return Ok(args::report(NAME, &Arguments::command().error(UsageError::MissingRequiredArgument, message)));
         }
+        if let Some(fault) = self.channel.fault() {
+            return Ok(args::report(NAME, &Arguments::command().error(UsageError::InvalidValue, fault)));
+        }
         let (common, messages) = (&self.place.common, self.place.messages());
         let told = self.channel.tell(&self.place.client(), &mut Runner::new(), None, &|| common.now(), &messages)?;
         let queue = common.queue.display();
