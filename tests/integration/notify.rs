@@ -290,7 +290,7 @@ fn who_may_not_replace_the_queue_tells_nobody() {
     for (mode, why) in [(0o755, "cannot be written into"), (0o777, "its owner, 0:0, cannot be kept")] {
         let env = env_with(&record("a", "researcher", "human"));
         env.write("queue.lock", "");
-        copy_program(Path::new(env!("CARGO_BIN_EXE_handoff")), &env.path("handoff"));
+        copy_program(Path::new(env.bare_handoff().get_program()), &env.path("handoff"));
         fs::set_permissions(env.path("."), Permissions::from_mode(mode)).unwrap();
         let notify = || {
             let mut command = env.command(tool("setpriv", "util-linux"));
@@ -452,8 +452,9 @@ fn whoever_escalates_tells_people_and_is_not_kept_from_its_work_by_failure() {
     let put = ["put", "--queue", "queue.jsonl", "--kind", "classify", "--from", "a", "--to", "b", "--parent", "c-0"];
     for (queue, arguments) in [(&nacked, &nack[..]), (&chain, &put[..])] {
         for (script, told) in [("cat >>told", true), ("exit 1", false)] {
-            // Others are left to the timer.
-            let env = env_with(&(record("older", "researcher", "human") + queue));
+            // Others are left to the timer, even one whose line names the new one.
+            let older = record("older", "researcher", "human").replace("{}", r#"{"about":["a"]}"#);
+            let env = env_with(&(older + queue));
             let ended = run(env.bare_handoff().args(arguments).env("HANDOFF_NOTIFY", script));
             assert_eq!(ended.code, Some(0), "{}", ended.stderr);
             let is_new = |(id, record): &(String, Value)| id != "older" && record["status"] == "human";
