@@ -1,12 +1,12 @@
 //! Telling people of records that wait for one.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{StringValueParser, TypedValueParser};
 
 use super::child::{self, Limits, Purpose, Runner};
 use super::mail::Mail;
@@ -22,11 +22,11 @@ use crate::store::{Error, ErrorKind, process};
 #[derive(Debug, Args)]
 pub(super) struct Channel {
     /// Mail these people, through sendmail -t
-    #[arg(long, env = "HANDOFF_MAIL_TO", value_name = "ADDRESS,…", value_delimiter = ',', value_parser = trimmed)]
+    #[arg(long, env = "HANDOFF_MAIL_TO", value_name = "ADDRESS,…", value_delimiter = ',', value_parser = StringValueParser::new().map(trimmed))]
     mail_to: Vec<String>,
 
     /// The sender [default: sendmail's own idea]
-    #[arg(long, env = "HANDOFF_MAIL_FROM", value_name = "ADDRESS", value_parser = trimmed)]
+    #[arg(long, env = "HANDOFF_MAIL_FROM", value_name = "ADDRESS", value_parser = StringValueParser::new().map(trimmed))]
     mail_from: Option<String>,
 
     /// [default: in PATH, /usr/sbin or /usr/lib]
@@ -205,8 +205,9 @@ fn execute(runner: &mut Runner, command: &mut Command, name: &Path, input: Vec<u
 }
 
 /// What is wrong with an address is said when it is used.
-fn trimmed(address: &str) -> Result<String, Infallible> {
-    Ok(address.trim().to_owned())
+#[expect(clippy::needless_pass_by_value, reason = "clap passes it so")]
+fn trimmed(address: String) -> String {
+    address.trim().to_owned()
 }
 
 /// Whether a text is an address, and not the beginning of another header.

@@ -301,12 +301,11 @@ impl Client {
         let filter = if may_be_prefix { Filter::beginning(id) } else { Filter::any(&[id]) };
         let each: Each<'_, Named> = &|record, place, found| {
             if record.id == id || may_be_prefix && record.id.starts_with(id) {
-                let is_expected = expected.is_none_or(|line| has_stopped_alike(line, record));
-                let applies = operation.applies_to(record.status) && is_expected;
+                let applies = operation.applies_to(record.status);
                 let what = Named {
                     id: record.id.to_string(),
                     status: record.status,
-                    is_expected,
+                    is_expected: expected.is_none_or(|line| has_stopped_alike(line, record)),
                     owner: record.more().owner.map(str::to_owned),
                     applied: applies.then(|| self.apply(operation, place, record, now)),
                 };
@@ -368,6 +367,9 @@ impl Client {
             }
         }
         match (fit.pop(), fit.is_empty(), unfit.last()) {
+            (Some((one, _)), true, _) if !one.what.is_expected => {
+                Err(refused(one.place.line, "has changed since it was looked at".to_owned()))
+            }
             (Some(one), true, _) => Ok(Some(one)),
             (Some((last, _)), false, _) => {
                 let lines: Vec<String> = fit.iter().map(|(found, _)| found.place.line.to_string()).collect();
@@ -377,9 +379,6 @@ impl Client {
                 );
                 Err(refused(last.place.line, what)
                     .advise("`handoff check` lists such records: mend or remove one of the lines by hand"))
-            }
-            (None, _, Some(found)) if !found.what.is_expected => {
-                Err(refused(found.place.line, "has changed since it was looked at".to_owned()))
             }
             (None, _, Some(found)) => {
                 let (status, done) = (found.what.status.as_str(), operation.as_str());
