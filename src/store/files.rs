@@ -138,7 +138,11 @@ impl OpenQueue {
     pub(super) fn require_one_lock(&self, files: &QueueFiles) -> Result<(), Error> {
         for path in [&files.queue, &files.lock] {
             let of_others = |link: &Metadata| link.is_symlink() && ![0, geteuid().as_raw()].contains(&link.uid());
-            if fs::symlink_metadata(path).is_ok_and(|link| of_others(&link)) {
+            let link = match fs::symlink_metadata(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                link => link.map_err(|error| Error::io(path, "cannot be examined", error))?,
+            };
+            if of_others(&link) {
                 let what = "is a symbolic link that belongs to another user, and is not followed to write";
                 return Err(Error::new(ErrorKind::Io, path, what)
                     .advise("make it root's or your own (chown -h), or name the file that it leads to"));

@@ -28,7 +28,7 @@ use super::files::{Finding, Generation, OpenQueue, QueueFiles, identity, read_er
 use super::lease::Lease;
 use super::lock::{self, ExclusiveLock};
 use super::scan::{count_lines, for_each_chunk, in_parallel, last_line_end};
-use super::{Error, ErrorKind, attributes, begin_write_back, directory_of, uninterrupted};
+use super::{Error, ErrorKind, attributes, begin_write_back, directory_of};
 use crate::format::ledger::{Ledger, LedgerTotals};
 use crate::format::retention::Amount;
 use crate::format::time::Timestamp;
@@ -385,6 +385,8 @@ enum Prove {
     No,
 }
 
+/// How long to wait for the lock on the queue itself, which only somebody with another lock file can have for long.
+const ITSELF_TIMEOUT: Duration = Duration::from_millis(200);
 /// How often a run replaces the queue at most, while lines arrive late.
 const MAX_CYCLES: usize = 5;
 /// How often what was appended while the new file was written is looked for.
@@ -423,13 +425,13 @@ impl<'l> Snapshot<'l> {
     /// Keeps out a run that uses another lock, against all rules: this one is on the file that it would replace.
     fn lock_queue(&self) -> Result<(), Error> {
         let path = &self.queue.path;
-        match uninterrupted(|| fs2::FileExt::try_lock_exclusive(&self.queue.file)) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let what = format!("is locked itself{}", lock::held_by(path));
-                Err(Error::new(ErrorKind::Busy, path, what).advise("try again"))
-            }
-            locked => locked.map_err(|error| Error::io(path, "cannot be locked", error)),
+        // A program that another thread of ours is just starting still has what was open when it began.
+        let same = self.queue.file.try_clone().map_err(|error| read_error(path, error))?;
+        if lock::wait(same, path, ITSELF_TIMEOUT, lock::Mode::Exclusive)?.is_some() {
+            return Ok(());
         }
+        let what = format!("is locked itself{}", lock::held_by(path));
+        Err(Error::new(ErrorKind::Busy, path, what).advise("try again"))
     }
 
     /// What would keep a run from replacing the queue, as far as that shows without changing anything.

@@ -4,7 +4,7 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use serde_json::Value;
 
-use super::{Holder, Output, Place, Rules, put, tell_people, text};
+use super::{Holder, Output, Place, Rules, put, tell_findings, tell_people, text};
 use crate::cli::exit::Exit;
 use crate::cli::messages;
 use crate::cli::notify::Channel;
@@ -195,7 +195,7 @@ struct Force {
 /// Tells what has become of a record, people too if one has to.
 fn report(place: &Place, output: &Output, channel: Option<&Channel>, changed: &Changed) -> Result<Exit, Error> {
     let Changed { id, status, line, followup, is_durable, findings, .. } = changed;
-    place.messages().warnings(findings);
+    tell_findings(&place.messages(), findings, *is_durable);
     if let Some(followup) = followup {
         // The record is done, whatever its follow-up has become.
         let _: Exit = put::report(place, followup);

@@ -26,7 +26,7 @@ use super::messages::Messages;
 use super::notify::Channel;
 use crate::format::owner::Owner;
 use crate::store::client::{By, Client};
-use crate::store::files::QueueFiles;
+use crate::store::files::{Finding, QueueFiles};
 use crate::store::read::Pass;
 use crate::store::{self, Error, ErrorKind, process};
 
@@ -192,6 +192,17 @@ impl Holder {
             None => By::Caller,
             Some(_) => By::Process(self.owner()?),
         })
+    }
+}
+
+/// Tells what was found while a record was changed, which is an error if the change may not last.
+fn tell_findings(messages: &Messages, findings: &[Finding], is_durable: bool) {
+    if is_durable {
+        messages.warnings(findings);
+    } else {
+        for finding in findings {
+            messages.error(finding);
+        }
     }
 }
 

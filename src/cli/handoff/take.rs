@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{Holder, Place};
+use super::{Holder, Place, tell_findings};
 use crate::cli::exit::Exit;
 use crate::cli::messages;
 use crate::store::Error;
@@ -33,7 +33,7 @@ impl Take {
         let (owner, now) = (self.holder.owner()?, self.place.common.now());
         let (taken, findings) = client.take(&self.role, owner.as_ref(), now)?;
         let messages = self.place.messages();
-        messages.warnings(&findings);
+        tell_findings(&messages, &findings, taken.as_ref().is_none_or(|taken| taken.is_durable));
         let Some(taken) = taken else {
             messages.info(format_args!("{}: nothing is queued for {}", self.place.common.queue.display(), self.role));
             return Ok(Exit::No);
