@@ -515,7 +515,8 @@ fn what_handoff_puts_beside_python_takes_is_taken_once_by_either() {
         assert_eq!(left[n]["status"], done, "{n}");
     }
     let by_python = account.all("put").len() - account.all("done").len();
-    assert!(by_python > 5 && by_python < 2 * FEW - 5, "{by_python} were taken by Python");
+    // Whose turn it is nobody can tell, but both have had theirs.
+    assert!(by_python > 0 && by_python < 2 * FEW, "{by_python} were taken by Python");
 }
 
 /// Python's own take loses what Python's own put appends in the middle of it. What `handoff` has put is never among that.

@@ -509,7 +509,7 @@ fn a_record_that_is_dealt_with_while_people_are_told_is_left_alone() {
     let script = format!("grep -q '\"id\":\"b\"' || {} cancel --queue queue.jsonl a", env!("CARGO_BIN_EXE_handoff"));
     let ended = run(notify(&env).args(["--notify", &script]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("record a has changed since it was looked at"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("record a is dead, and can't be announced"), "{}", ended.stderr);
     assert_eq!(status(&env, "a"), "dead");
     assert!(is_announced(&env, "b"));
 }
