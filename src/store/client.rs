@@ -134,9 +134,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::BadData`] if the outcome is not valid, [`ErrorKind::Refused`] if the record can't be finished now.
     pub fn done(&self, id: &str, by: &By, outcome: &Outcome, rules: &Rules, now: Timestamp) -> Result<Changed, Error> {
-        let invalid = |what: String| {
-            Error::new(ErrorKind::BadData, &self.files.queue, format!("record {}: {what}", id.escape_debug()))
-        };
+        let invalid = |what: String| self.invalid(id, &what);
         let Outcome { result, spend, followup } = outcome;
         result.as_deref().map_or(Ok(()), check_result).map_err(invalid)?;
         spend.as_deref().map_or(Ok(()), check_spend).map_err(invalid)?;
@@ -160,11 +158,14 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::BadData`] if what is given is not valid, [`ErrorKind::Refused`] if the record can't be refused now.
     pub fn nack(&self, id: &str, by: &By, refusal: &Refusal, now: Timestamp) -> Result<Changed, Error> {
-        let invalid = |what: String| {
-            Error::new(ErrorKind::BadData, &self.files.queue, format!("record {}: {what}", id.escape_debug()))
-        };
+        let invalid = |what: String| self.invalid(id, &what);
         refusal.spend.as_deref().map_or(Ok(()), check_spend).map_err(invalid)?;
         self.change(&Request::new(id, by, &Operation::Nack(refusal)), now)
+    }
+
+    /// Says that what is given for a record is not valid.
+    fn invalid(&self, id: &str, what: &str) -> Error {
+        Error::new(ErrorKind::BadData, &self.files.queue, format!("record {}: {what}", id.escape_debug()))
     }
 
     /// Gives a record back that this owner holds, as if it had not been taken.
