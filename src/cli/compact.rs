@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Command, CommandFactory, Parser};
 use serde_json::json;
 
 use super::args::{self, Common, Names, Pricing, Textfile};
@@ -60,6 +60,11 @@ Exit codes:
   74  a file can't be read or written, or the disk is too full
   75  the lock is busy, or the queue was rewritten without it: try again
 The queue is whole after each of them; a failed run has left it as it was, or says what it has done.";
+
+/// Its command line.
+pub(super) fn command() -> Command {
+    Arguments::command()
+}
 
 /// Runs the tool.
 #[must_use]

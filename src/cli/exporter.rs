@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use clap::builder::FalseyValueParser;
 use clap::error::ErrorKind as UsageError;
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{Command, CommandFactory, FromArgMatches, Parser};
 
 use super::args::{self, Blobs, Common, Limit, Names, Pricing, Textfile};
 use super::exit::Exit;
@@ -58,6 +58,11 @@ Exit codes:
   74  a file can't be read or written
   75  the lock is busy, or the queue was rewritten without it: try again
 After 65, 74 and 75 the metrics say handoff_exporter_success 0, if they could be written.";
+
+/// Its command line.
+pub(super) fn command() -> Command {
+    Arguments::command()
+}
 
 /// Runs the tool.
 #[must_use]

@@ -13,4 +13,11 @@ mod mail;
 mod messages;
 mod notify;
 pub mod offload;
+mod relay;
 mod text;
+
+/// The command lines, for man pages and completions.
+#[must_use]
+pub fn commands() -> [clap::Command; 4] {
+    [handoff::command(), exporter::command(), compact::command(), offload::command()]
+}

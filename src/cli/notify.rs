@@ -11,6 +11,7 @@ use clap::builder::{StringValueParser, TypedValueParser};
 use super::child::{self, Limits, Purpose, Runner};
 use super::mail::Mail;
 use super::messages::Messages;
+use super::relay;
 use crate::format::blob::Digest;
 use crate::format::envelope::{self, Line};
 use crate::format::time::Timestamp;
@@ -29,7 +30,7 @@ pub(super) struct Channel {
     #[arg(long, env = "HANDOFF_MAIL_FROM", value_name = "ADDRESS", value_parser = StringValueParser::new().map(trimmed))]
     mail_from: Option<String>,
 
-    /// [default: in PATH, /usr/sbin or /usr/lib]
+    /// A program, or a socket that passes mails on to one [default: in PATH, /usr/sbin or /usr/lib]
     #[arg(long, env = "HANDOFF_SENDMAIL", value_name = "PROGRAM")]
     sendmail: Option<PathBuf>,
 
@@ -176,6 +177,9 @@ impl Channel {
         let mail =
             Mail { to: &self.mail_to, from: self.mail_from.as_deref(), record: &record, queue, host: &host, now };
         let sendmail = self.sendmail()?;
+        if relay::is_socket(&sendmail) {
+            return relay::send(&sendmail, &mail.write(), runner, LIMITS);
+        }
         // A line of one dot is not the end.
         execute(runner, Command::new(&sendmail).args(["-t", "-i"]), &sendmail, mail.write())
     }

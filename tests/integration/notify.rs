@@ -315,6 +315,55 @@ fn what_sendmail_leaves_in_the_background_goes_on() {
     assert!(fs::read_to_string(env.path("delivered")).unwrap().contains("waits for a person (a)"));
 }
 
+/// A sendmail behind a socket, as the unit runs it.
+fn behind_a_socket(env: &TestEnv, sendmail: &str) -> Background {
+    let unit = fs::read_to_string(in_tests("../systemd/handoff-sendmail@.service")).unwrap();
+    let script = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/bin/sh -c '")?.strip_suffix('\'')).unwrap();
+    let script = script.replace("$$", "$").replace("/usr/sbin/sendmail", sendmail);
+    let mut activation = env.command(tool("systemd-socket-activate", "systemd"));
+    activation.args(["--accept", "--inetd", "--listen"]).arg(env.path("socket")).args(["/bin/sh", "-c", &script]);
+    let activation = Background::spawn(&mut activation);
+    until("the socket", || env.path("socket").exists());
+    activation
+}
+
+#[test]
+fn a_socket_can_take_the_place_of_sendmail() {
+    let env = env_with(&record("a", "researcher", "human"));
+    env.write("text", "#!/bin/sh\n[ \"$*\" = '-t -i' ] && cat >mail\n");
+    copy_program(&env.path("text"), &env.path("sendmail"));
+    let _relay = behind_a_socket(&env, "./sendmail");
+    let ended = run(mailing(&env, notify(&env).args(["--sendmail", "socket"])));
+    assert_eq!((ended.code, is_announced(&env, "a")), (Some(0), true), "{}", ended.stderr);
+    let mail = fs::read_to_string(env.path("mail")).unwrap();
+    assert!(mail.starts_with("To: ") && mail.contains("The queue is "), "{mail}");
+}
+
+#[test]
+fn what_a_sendmail_behind_a_socket_says_is_passed_on() {
+    for (sendmail, why) in [
+        ("cat >/dev/null; echo one; echo two >&2; exit 75", "failed (exit status: 75): one\\ntwo"),
+        ("exit 3", "failed (exit status: 3)"),
+        ("kill $PPID", "says nothing"),
+        ("echo why; kill $PPID", "does not say how it ended: why"),
+        ("kill $$", "failed (exit status: 143): Terminated"),
+    ] {
+        let env = env_with(&record("a", "researcher", "human"));
+        env.write("text", format!("#!/bin/sh\n{sendmail}\n"));
+        copy_program(&env.path("text"), &env.path("sendmail"));
+        let relay = behind_a_socket(&env, "./sendmail");
+        let ended = run(mailing(&env, notify(&env).args(["--sendmail", "socket"])));
+        assert_eq!((ended.code, is_announced(&env, "a")), (Some(74), false), "{sendmail}: {}", ended.stderr);
+        let start = format!("handoff: socket: {why}");
+        assert!(ended.stderr.starts_with(&start), "{sendmail}: {}", ended.stderr);
+        drop(relay);
+        // The socket stays, and nobody listens.
+        let ended = run(mailing(&env, notify(&env).args(["--sendmail", "socket"])));
+        assert_eq!((ended.code, is_announced(&env, "a")), (Some(74), false), "{}", ended.stderr);
+        assert!(ended.stderr.starts_with("handoff: socket: passes no mail on: Connection refused"), "{}", ended.stderr);
+    }
+}
+
 #[test]
 fn nobody_adds_headers_or_recipients() {
     let evil = r#"{"id":"i\r\nBcc: a@evil.example\r\n\r\nbody","ts":1795950000,"kind":"k\nTo: b@evil.example","from":"f\u0000\u001b[2J","to":"r\r\n\tX-More: 1\u2028é","payload":{"summary":"one\n.\r\n.\nBcc: c@evil.example\n"},"status":"human","nacks":[{"ts":1,"by":"x\ny","reason":"\n.\n\u001b]0;owned\u0007"},7,{}]}"#;

@@ -262,6 +262,11 @@ Exit codes:
   74  a file can't be read or written, or isn't there
   75  the lock is busy, or the queue was rewritten without it: try again";
 
+/// Its command line.
+pub(super) fn command() -> Command {
+    Arguments::command()
+}
+
 /// Runs the tool.
 #[must_use]
 pub fn main() -> ExitCode {
