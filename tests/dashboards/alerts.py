@@ -1,0 +1,309 @@
+#!/usr/bin/env python3
+"""Tests dashboards/alerts.yml with promtool: what fires in which situation, and what the person reads who is paged.
+
+Each case has two boxes with the same queue. `good` is healthy; `bad` differs from it as the case says. Samples and evaluations are a
+minute apart, and time begins at 0. A case says of some minutes which alerts fire, all of them: whatever else fires is a failure.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "dashboards/alerts.yml"
+DIRECTORY = "/var/lib/prometheus/node-exporter"
+HOUR, DAY = 60, 1440
+ROLES = ("triage", "researcher")
+STATUSES = ("queued", "running", "done", "nack", "human", "dead", "other")
+
+
+def series(name, **labels):
+    return name + "{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}"
+
+
+def mtime(file):
+    return series("node_textfile_mtime_seconds", file=f"{DIRECTORY}/{file}.prom")
+
+
+def records(status, role="researcher"):
+    return series("handoff_queue_records", role=role, kind="classify", status=status)
+
+
+def oldest(status, role="researcher"):
+    return series("handoff_queue_oldest_timestamp_seconds", role=role, status=status)
+
+
+def finished(outcome, role="researcher", kind="classify"):
+    return series("handoff_finished_total", role=role, kind=kind, outcome=outcome)
+
+
+def of_kind(name, role="researcher"):
+    return series(name, role=role, kind="classify")
+
+
+NACKS, SPEND, UNPRICED = map(of_kind, ("handoff_nacks_total", "handoff_spend_usd_total", "handoff_spend_unpriced_records_total"))
+WAITS = series("handoff_queue_wait_seconds_count", role="researcher")
+SUCCESS, LAST_SUCCESS = "handoff_exporter_success", "handoff_exporter_last_success_timestamp_seconds"
+COMPACTED, OFFLOADED = (f"handoff_{job}_last_success_timestamp_seconds" for job in ("compact", "offload"))
+MISSING = "handoff_blob_missing_references"
+SCRAPE_ERROR = "node_textfile_scrape_error"
+
+
+def healthy():
+    """What node_exporter serves of a box, by minute: a record put, taken and finished every five minutes, for a cent."""
+    box = {
+        "up": lambda minute: 1,
+        SCRAPE_ERROR: lambda minute: 0,
+        SUCCESS: lambda minute: 1,
+        LAST_SUCCESS: lambda minute: 60 * minute,
+        COMPACTED: lambda minute: 86400 * (minute // DAY),
+        OFFLOADED: lambda minute: 300 * (minute // 5),
+        MISSING: lambda minute: 0,
+        mtime("handoff"): lambda minute: 60 * minute,
+        mtime("handoff_compact"): lambda minute: 86400 * (minute // DAY),
+        mtime("handoff_offload"): lambda minute: 300 * (minute // 5),
+    }
+    for reason in ("not_json", "not_utf8"):
+        box[series("handoff_queue_malformed_lines", reason=reason)] = lambda minute: 0
+    for role in ROLES:
+        for status in STATUSES:
+            box[records(status, role)] = lambda minute: 0
+        box[records("done", role)] = lambda minute: minute // 5
+        for outcome in ("done", "dead"):
+            box[finished(outcome, role)] = lambda minute: 0
+        box[finished("done", role)] = lambda minute: minute // 5
+        box[series("handoff_queue_wait_seconds_count", role=role)] = lambda minute: minute // 5
+        box[of_kind("handoff_records_total", role)] = lambda minute: minute // 5
+        box[of_kind("handoff_nacks_total", role)] = lambda minute: 0
+        box[of_kind("handoff_spend_usd_total", role)] = lambda minute: 0.01 * (minute // 5)
+        box[of_kind("handoff_spend_unpriced_records_total", role)] = lambda minute: 0
+    return box
+
+
+def constant(value):
+    return lambda minute: value
+
+
+def from_minute(start, value, before=0):
+    """`value` (a number, or None for no sample) from a minute on."""
+    return lambda minute: value if minute >= start else before
+
+
+def until(end, value):
+    return lambda minute: value if minute < end else None
+
+
+def in_file(name, file):
+    jobs = {"handoff_compact": "handoff_compact_", "handoff_offload": "handoff_offload_"}
+    return name.startswith(jobs[file]) if file in jobs else name.startswith("handoff_") and not name.startswith(tuple(jobs.values()))
+
+
+def frozen(start, box):
+    """The exporter isn't started any more from a minute on: its file stays as it was."""
+    return {name: (lambda value: lambda minute: value(min(minute, start)))(value)
+            for name, value in box.items() if in_file(name, "handoff") or name == mtime("handoff")}
+
+
+def vanished(start, box, *files, end=10**9):
+    """node_exporter serves nothing of some files for a while."""
+    gone = [name for name in box if any(in_file(name, file) or name == mtime(file) for file in files)]
+    return {name: (lambda value: lambda minute: None if start <= minute < end else value(minute))(box[name]) for name in gone}
+
+
+def unreadable(start, box, last_success=True):
+    """Runs fail from a minute on: the file has the health series only."""
+    changes = vanished(start, box, "handoff")
+    changes[SUCCESS] = from_minute(start, 0, 1)
+    changes[mtime("handoff")] = box[mtime("handoff")]
+    changes[LAST_SUCCESS] = (lambda minute: 60 * min(minute, start - 1)) if last_success else until(start, 60)
+    return changes
+
+
+def of_role(name, role="researcher"):
+    return {"alertname": name, "instance": "bad", "role": role}
+
+
+def of_box(name, **labels):
+    return {"alertname": name, "instance": "bad"} | labels
+
+
+# Shared by cases: a record that waits for a person since minute 5, one that has been queued then with no work done, one that runs.
+HUMAN = {records("human"): from_minute(5, 1), oldest("human"): from_minute(5, 290, None)}
+UNTOUCHED = {WAITS: constant(9), finished("done"): constant(9)}
+QUEUED = {records("queued"): from_minute(5, 1), oldest("queued"): from_minute(5, 290, None)}
+RUNNING = {records("running"): from_minute(5, 1), oldest("running"): from_minute(5, 290, None)}
+GROWING = {records("queued"): lambda minute: minute // 2, oldest("queued"): lambda minute: max(0, 60 * (minute - 10))}
+
+CASES = {}
+
+
+def case(name, changes, expected, sees=("handoff", "handoff_compact", "handoff_offload")):
+    """`changes` of the bad box, or a function that makes them of its series; `expected`: alerts by minute."""
+    box = healthy()
+    if callable(changes):
+        changes = changes(box)
+    box |= changes
+    for file in {"handoff", "handoff_compact", "handoff_offload"} - set(sees):
+        box = {name: value for name, value in box.items() if not in_file(name, file) and name != mtime(file)}
+    assert name not in CASES, name
+    CASES[name] = box, expected
+
+
+STALE, ABSENT, TEXTFILE = map(of_box, ("HandoffExporterStale", "HandoffMetricsAbsent", "HandoffTextfileError"))
+WAITS_FOR_A_PERSON, STALLED, STUCK = map(of_role, ("HandoffHumanWaiting", "HandoffQueueStalled", "HandoffRunningStuck"))
+
+case("All is well, for three days", {}, {1: [], 30: [], 50 * HOUR: [], 72 * HOUR: []})
+
+# ------------------------------------------------------------------------------------------------------------ no sight of the queue
+
+case("The exporter dies", lambda box: frozen(20, box), {22: [], 23: [], 24: [STALE], 90: [STALE]})
+case("A run comes late", lambda box: {LAST_SUCCESS: lambda minute: 60 * (minute // 3 * 3)}, {30: [], 31: [], 32: [], 33: []})
+case("Runs fail", lambda box: unreadable(20, box), {22: [], 24: [STALE], 90: [STALE]})
+case("Runs fail, and don't know when one succeeded", lambda box: unreadable(20, box, last_success=False), {20: [], 22: [STALE]})
+case("No run has ever succeeded", lambda box: unreadable(0, box) | {LAST_SUCCESS: constant(0)}, {2: [], 5: [STALE]})
+case("The exporter dies: what fired goes on, and nothing else starts",
+     lambda box: frozen(30, box | HUMAN | QUEUED | RUNNING) | {WAITS: from_minute(30, 9), finished("done"): constant(9)},
+     {29: [WAITS_FOR_A_PERSON], 60: [WAITS_FOR_A_PERSON, STALE], 85: [WAITS_FOR_A_PERSON, STALE]})
+case("Runs fail: what fired goes on, and nothing else starts",
+     lambda box: unreadable(90, box | HUMAN | QUEUED | UNTOUCHED | {oldest("running", "triage"): from_minute(60, 3590, None),
+                                                                    records("running", "triage"): from_minute(60, 1)}),
+     {89: [WAITS_FOR_A_PERSON, STALLED], 145: [WAITS_FOR_A_PERSON, STALLED, STALE]})
+case("The box can't be reached: what fired goes on",
+     lambda box: {name: (lambda value: lambda minute: value(minute) if minute < 30 else None)(value) for name, value in (box | HUMAN).items()},
+     {29: [WAITS_FOR_A_PERSON], 33: [WAITS_FOR_A_PERSON], 36: [WAITS_FOR_A_PERSON, ABSENT], 80: [WAITS_FOR_A_PERSON, ABSENT]})
+case("handoff.prom is removed", lambda box: vanished(20, box, "handoff"), {24: [], 26: [ABSENT], 3 * DAY: [ABSENT]})
+case("node_exporter is restarted", lambda box: vanished(20, box, "handoff", "handoff_compact", "handoff_offload", end=24),
+     {minute: [] for minute in range(19, 31)})
+case("node_exporter can't use handoff.prom", lambda box: vanished(20, box, "handoff") | {SCRAPE_ERROR: from_minute(20, 1)},
+     {24: [], 26: [ABSENT, TEXTFILE | {"file": f"{DIRECTORY}/handoff.prom"}]})
+case("node_exporter can't use handoff_compact.prom", lambda box: vanished(20, box, "handoff_compact") | {SCRAPE_ERROR: from_minute(20, 1)},
+     {24: [], 26: [TEXTFILE | {"file": f"{DIRECTORY}/handoff_compact.prom"}]})
+case("node_exporter can't use a file of somebody else", {SCRAPE_ERROR: constant(1)}, {10: [], 60: []})
+
+# ---------------------------------------------------------------------------------------------------------------------- the queue
+
+case("Nobody works", QUEUED | UNTOUCHED, {34: [], 45: [STALLED], 120: [STALLED]})
+case("Nobody works, and there is nothing to do", UNTOUCHED, {45: [], 120: []})
+case("The oldest record is old, and somebody works", QUEUED, {45: [], 120: []})
+case("Workers that write no started_ts work", QUEUED | {WAITS: constant(0)}, {45: [], 120: []})
+case("A role that only refuses works", QUEUED | UNTOUCHED | {NACKS: lambda minute: minute // 20}, {45: [], 120: []})
+case("Somebody works again", {records("queued"): lambda minute: 5 <= minute < 60, oldest("queued"): lambda minute: 290 if 5 <= minute < 60 else None,
+                              WAITS: from_minute(60, 10, 9), finished("done"): constant(9)}, {59: [STALLED], 61: []})
+case("A record runs for more than an hour", RUNNING, {64: [], 67: [STUCK], 120: [STUCK]})
+case("A record that had waited for long is taken", RUNNING | {oldest("running"): lambda minute: 60 * (minute // 30 * 30) - 86400}, {67: [], 120: []})
+case("A record waits for a person", HUMAN, {4: [], 5: [WAITS_FOR_A_PERSON], 600: [WAITS_FOR_A_PERSON]})
+case("A person has answered", {records("human"): lambda minute: int(5 <= minute < 20), oldest("human"): lambda minute: 290 if 5 <= minute < 20 else None},
+     {19: [WAITS_FOR_A_PERSON], 20: []})
+DEAD = of_role("HandoffDeadLetter")
+case("A record is given up", {finished("dead"): from_minute(30, 4, 3)}, {29: [], 31: [DEAD], 88: [DEAD], 92: []})
+case("The first record of its kind is given up at once", {finished("dead", kind="draft_reply"): from_minute(150, 1, None)},
+     {149: [], 151: [DEAD], 208: [DEAD], 271: []})
+case("Records were given up long ago", {finished("dead"): constant(3), records("dead"): constant(3)}, {2: [], 30: [], 90: []})
+case("Half of what is tried is refused", {NACKS: lambda minute: minute // 5}, {5: [], 60: [of_role("HandoffNackRatioHigh")]})
+case("Two of three are refused", {NACKS: from_minute(10, 2), finished("done"): from_minute(20, 1)}, {30: [], 60: []})
+case("One of ten is refused", {NACKS: lambda minute: minute // 50, finished("done"): lambda minute: minute // 5}, {120: [], 300: []})
+case("More is put than is taken", GROWING, {60: [], 80: [of_role("HandoffBacklogGrowing")], 200: [of_role("HandoffBacklogGrowing")]})
+case("A burst", {records("queued"): lambda minute: max(0, 60 - (minute - 60) // 3) if minute >= 60 else 0}, {m: [] for m in range(60, 200, 10)})
+case("Lines are malformed", {series("handoff_queue_malformed_lines", reason="not_json"): from_minute(10, 2)},
+     {14: [], 16: [of_box("HandoffMalformedLines", reason="not_json")]})
+case("A line is malformed for a moment", {series("handoff_queue_malformed_lines", reason="not_json"): lambda m: 1 if 10 <= m < 13 else 0}, {12: [], 16: []})
+case("A blob is missing", {MISSING: from_minute(10, 2)}, {14: [], 16: [of_box("HandoffBlobMissing")]})
+case("A blob is missing for a moment", {MISSING: lambda minute: 1 if 10 <= minute < 13 else 0}, {12: [], 16: []})
+
+# ---------------------------------------------------------------------------------------------------------------------- the money
+
+case("60 USD in a day", {SPEND: lambda minute: 0.0417 * minute}, {12 * HOUR: [], 23 * HOUR: [of_box("HandoffSpendHigh")]})
+case("40 USD in a day", {SPEND: lambda minute: 0.0278 * minute}, {12 * HOUR: [], 48 * HOUR: []})
+UNKNOWN = of_role("HandoffSpendUnpriced") | {"kind": "classify"}
+case("A record is unpriced", {UNPRICED: from_minute(30, 1)}, {29: [], 31: [UNKNOWN], 23 * HOUR: [UNKNOWN], 25 * HOUR: []})
+case("Records were unpriced long ago", {UNPRICED: constant(7)}, {2: [], 30: [], 90: []})
+
+# ----------------------------------------------------------------------------------------------------------------------- the jobs
+
+COMPACTION, OFFLOAD = map(of_box, ("HandoffCompactionStale", "HandoffOffloadStale"))
+case("Compaction fails from the second day on", {COMPACTED: lambda minute: 0 if minute < DAY else 86400},
+     {73 * HOUR: [], 75 * HOUR: [COMPACTION]})
+case("Compaction has failed ever since", {COMPACTED: constant(0)}, {49 * HOUR: [], 51 * HOUR: [COMPACTION]})
+case("Compaction has never run", {}, {49 * HOUR: [], 51 * HOUR: [COMPACTION]}, sees=("handoff", "handoff_offload"))
+case("Compaction misses one day", {COMPACTED: lambda minute: 86400 * (minute // DAY) if not DAY <= minute < 2 * DAY else 0},
+     {47 * HOUR: [], 49 * HOUR: [], 51 * HOUR: []})
+case("Compaction runs: done records leave, their sums go into the ledger",
+     {records("done"): lambda minute: minute // 5 if minute < 2 * DAY else minute // 5 - 500, "handoff_queue_generations": from_minute(2 * DAY, 1),
+      "handoff_queue_bytes": lambda minute: 1000 * (minute // 5 if minute < 2 * DAY else minute // 5 - 500),
+      "handoff_compact_removed_records_total": from_minute(2 * DAY, 500), "handoff_compact_reclaimed_bytes_total": from_minute(2 * DAY, 500_000)},
+     {2 * DAY + minute: [] for minute in (-1, 0, 1, 5, 30, 60, 120)})
+case("Offload fails", {OFFLOADED: lambda minute: 300 * min(minute // 5, 6)}, {54: [], 62: [OFFLOAD]})
+case("Offload has never run", {}, {24: [], 42: [OFFLOAD]}, sees=("handoff", "handoff_compact"))
+case("Offload misses two runs", {OFFLOADED: lambda minute: 900 * (minute // 15)}, {m: [] for m in range(10, 70, 5)})
+
+
+# ------------------------------------------------------------------------------------------------------------------------ promtool
+
+SEVERITIES = {rule["alert"]: rule["severity"] for rule in
+              (match.groupdict() for match in re.finditer(r"- alert: (?P<alert>\w+)\n(?:(?!- alert:).)*?severity: (?P<severity>\w+)", RULES.read_text(), re.S))}
+
+
+def notation(value, last):
+    """A series in promtool's notation."""
+    def one(minute):
+        number = value(minute)
+        return "_" if number is None else repr(float(number))
+    return " ".join(one(minute) for minute in range(last + 1))
+
+
+def labelled(name, **labels):
+    more = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    return name[:-1] + "," + more + "}" if "{" in name else name + "{" + more + "}"
+
+
+def firing(alerts):
+    return [{"labels": labelled("ALERTS", alertstate="firing", job="node", severity=SEVERITIES[alert["alertname"]], **alert), "value": 1} for alert in alerts]
+
+
+def as_test(name, box, expected, texts=()):
+    last = max(expected)
+    boxes = {"good": healthy(), "bad": box} if box else {}
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": labelled(series, job="node", instance=instance), "values": notation(value, last)}
+                         for instance, of_box in boxes.items() for series, value in of_box.items()],
+        "promql_expr_test": [{"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{minute}m", "exp_samples": firing(alerts)}
+                             for minute, alerts in expected.items()],
+        "alert_rule_test": list(texts),
+    }
+
+
+def promtool(tests):
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+        json.dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "group_eval_order": ["handoff-recorded"], "tests": tests}, file)
+        file.flush()
+        return subprocess.run(["promtool", "test", "rules", file.name], capture_output=True, text=True)
+
+
+def main():
+    passed, failed = 0, []
+    tests = [as_test(name, box, expected) for name, (box, expected) in CASES.items()]
+    nobody = as_test("No box has ever been seen", None, {4: [], 6: []})
+    nobody["promql_expr_test"][1]["exp_samples"] = [
+        {"labels": 'ALERTS{alertname="HandoffMetricsAbsent",alertstate="firing",severity="critical"}', "value": 1}]
+    for test in tests + [nobody]:
+        run = promtool([test])
+        if run.returncode == 0:
+            passed += 1
+        else:
+            failed.append(test["name"])
+            print(f"FAILED: {test['name']}\n{run.stdout}{run.stderr}")
+    fired = {alert["alertname"] for _, expected in CASES.values() for alerts in expected.values() for alert in alerts}
+    for name in SEVERITIES.keys() - fired:
+        failed.append(name)
+        print(f"FAILED: no case in which {name} fires")
+    print(f"alerts: {passed} passed, {len(failed)} failed")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
