@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Runs every expression of the dashboard and of the alerts in a real Prometheus that holds the simulated week of two boxes.
+
+usage: week.py DIRECTORY-OF-BINARIES
+"""
+
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import simulate
+from dashboard import ALERTS, load, metrics, panels, replaced, rules, selectors, targets, variables
+from simulate import DAY, END, HOUR, START, STEP, at
+
+NODE = {"job": "node"}
+ONE, TWO = "agents1:9100", "agents2:9100"
+VALUES = {"job": ".+", "instance": ".+", "role": ".*", "kind": ".*", "__rate_interval": "1h", "__range": "7d", "__interval": "15m"}
+
+# When each alert's expression holds and when it does not, and on which box: see `simulate.py` for what happens then.
+ALERTING = {
+    "HandoffExporterStale": (ONE, [at(6, 7)], [at(6, 5), at(6, 9)]),
+    "HandoffMetricsAbsent": (TWO, [at(6, 13)], [at(5, 0), at(6, 15)]),
+    "HandoffTextfileError": (TWO, [at(6, 13)], [at(5, 0), at(6, 15)]),
+    "HandoffQueueStalled": (ONE, [at(3, 3), at(3, 4, 45)], [at(3, 1), at(3, 5, 15), at(5, 16)]),
+    "HandoffRunningStuck": (ONE, [at(1, 11, 30), at(1, 13)], [at(1, 10, 45), at(1, 15), at(5, 16)]),
+    "HandoffHumanWaiting": (ONE, [at(2, 10), END], [at(2, 7), at(2, 13)]),
+    "HandoffDeadLetter": (ONE, [at(2, 15, 30)], [at(2, 14), at(2, 17), END]),
+    "HandoffNackRatioHigh": (ONE, [at(4, 10, 30)], [at(4, 8), at(4, 13)]),
+    "HandoffBacklogGrowing": (ONE, [at(5, 14), at(5, 15, 45)], [at(5, 11), at(5, 18)]),
+    "HandoffMalformedLines": (ONE, [at(2, 20), at(3, 7)], [at(2, 19), at(3, 9)]),
+    "HandoffBlobMissing": (ONE, [at(5, 20), at(5, 22)], [at(5, 19), at(6, 0, 15)]),
+    "HandoffSpendHigh": (ONE, [at(5, 6), at(5, 17)], [at(4, 17), at(5, 21), END]),
+    "HandoffSpendUnpriced": (ONE, [at(1, 12), END], [at(1, 6), at(3, 0)]),
+    "HandoffCompactionStale": (ONE, [at(4, 12), at(5, 3)], [at(1, 3), at(4, 5), at(5, 4), END]),
+    "HandoffOffloadStale": (ONE, [at(6, 14, 30), at(6, 15)], [at(6, 13), at(6, 16, 15)]),
+}
+
+
+class Prometheus:
+    """The real server on a directory of blocks, with the project's rules."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        (directory / "prometheus.yml").write_text(f"rule_files: ['{ALERTS}']\n")
+
+    def __enter__(self):
+        for _ in range(5):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+            with open(self.directory / "log", "w") as log:
+                self.process = subprocess.Popen(
+                    ["prometheus", f"--config.file={self.directory}/prometheus.yml", f"--storage.tsdb.path={self.directory}/data", "--storage.tsdb.retention.time=100y",
+                     f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=warn"], stdout=log, stderr=log)
+            started = time.monotonic()
+            while self.process.poll() is None and time.monotonic() < started + 60:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready")
+                    return self
+                except OSError:
+                    time.sleep(0.05)
+            self.__exit__()
+        raise SystemExit(f"prometheus does not start: {(self.directory / 'log').read_text()}")
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+    def get(self, path, **parameters):
+        data = urllib.parse.urlencode(parameters, doseq=True)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{data}") as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+    def week(self, expression):
+        """Each series' values over the week, by time."""
+        found = self.get("query_range", query=expression, start=START + STEP, end=END, step=STEP)["result"]
+        return [(each["metric"], {int(when): float(value) for when, value in each["values"]}) for each in found]
+
+    def instant(self, expression, when=END):
+        return [(each["metric"], float(each["value"][1])) for each in self.get("query", query=expression, time=when)["result"]]
+
+    def values(self, label, selector):
+        return set(self.get(f"label/{label}/values", **{"match[]": selector, "start": START, "end": END}))
+
+
+def import_(directory, lines):
+    """Makes blocks of samples, beside those that are there."""
+    samples = directory / "samples"
+    samples.write_text("\n".join(lines) + "\n# EOF\n")
+    run = subprocess.run(["promtool", "tsdb", "create-blocks-from", "--max-block-duration=192h", "openmetrics", samples, directory / "data"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    samples.unlink()
+
+
+def record(directory):
+    """What the recording rules would have recorded. A rule that needs another's series waits for a server that has them."""
+    waiting = [(name, expression) for kind, name, expression, _ in rules() if kind == "record"]
+    while waiting:
+        unknown = {name for name, _ in waiting}
+        ready = [(name, expression) for name, expression in waiting if not metrics(expression) & unknown]
+        with Prometheus(directory) as prometheus:
+            lines = [f'{name}{{{",".join(f"{label}={json.dumps(text)}" for label, text in labels.items() if label != "__name__")}}} {value!r} {when}'
+                     for name, expression in ready for labels, values in prometheus.week(expression) for when, value in values.items()]
+        import_(directory, lines)
+        waiting = [each for each in waiting if each not in ready]
+
+
+class Results:
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def check(self, name, holds, detail=""):
+        self.passed, self.failed = self.passed + bool(holds), self.failed + (not holds)
+        if not holds:
+            print(f"FAILED: {name}: {detail}")
+
+    def same(self, name, got, want, tolerance=1e-9):
+        self.check(name, math.isclose(float(got), float(want), rel_tol=tolerance, abs_tol=1e-9), f"{got}, but it should be {want}")
+
+
+def real(values):
+    return [value for value in values if not math.isnan(value)]
+
+
+def check_panels(prometheus, results):
+    dashboard = load()
+    for panel, target in targets(dashboard):
+        name = f"panel {panel['title']} {target['refId']}"
+        expression = replaced(target["expr"], VALUES)
+        found = prometheus.instant(expression) if target["instant"] else prometheus.week(expression)
+        numbers = real([value for _, value in found] if target["instant"] else [value for _, values in found for value in values.values()])
+        results.check(f"{name} has data", numbers, expression)
+        missing = [label for metric, _ in found for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]) if label not in metric]
+        results.check(f"{name} has the legend's labels", not missing, missing)
+        alone = prometheus.week(replaced(target["expr"], VALUES | {"instance": "agents2:9100"}))
+        results.check(f"{name} shows one box", {metric["instance"] for metric, _ in alone} <= {TWO}, alone and alone[0][0])
+        nothing = prometheus.week(replaced(target["expr"], VALUES | {"job": "none"}))
+        results.check(f"{name} shows one job", not nothing, nothing and nothing[0][0])
+    wanted = {"job": {"node"}, "instance": {ONE, TWO}, "role": set(simulate.ROLES), "kind": set(simulate.KINDS)}
+    for name, variable in variables(dashboard).items():
+        if variable["type"] == "query":
+            selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", replaced(variable["query"], VALUES)).groups()
+            results.check(f"variable {name}", prometheus.values(label, selector) - {"other"} == wanted[name], prometheus.values(label, selector))
+
+
+def check_alerts(prometheus, results):
+    found = {name: prometheus.week(expression) for kind, name, expression, _ in rules() if kind == "alert"}
+    results.check("every alert has its times", found.keys() == ALERTING.keys(), found.keys() ^ ALERTING.keys())
+    for name, (instance, holds, does_not) in ALERTING.items():
+        times = {when for metric, values in found[name] for when in values if metric["instance"] == instance}
+        results.check(f"{name} holds when it should", set(holds) <= times, f"{[hours(t) for t in holds if t not in times]}; it holds at {spans(times)}")
+        results.check(f"{name} does not when it should not", not set(does_not) & times, f"{[hours(t) for t in does_not if t in times]}; it holds at {spans(times)}")
+        others = {metric["instance"] for metric, _ in found[name]} - {instance}
+        results.check(f"{name} leaves the other box alone", not others, others)
+    state = prometheus.get("rules")["groups"]
+    bad = [(rule["name"], rule["lastError"]) for group in state for rule in group["rules"] if rule.get("lastError")]
+    results.check("Prometheus has all rules", sum(len(group["rules"]) for group in state) == len(rules()) and not bad, bad)
+
+
+def hours(when):
+    return f"day {(when - START) // DAY} {(when - START) % DAY // HOUR:02}:{(when - START) % HOUR // 60:02}"
+
+
+def spans(times):
+    """Times as ranges, for people."""
+    starts = sorted(when for when in times if when - STEP not in times)
+    ends = sorted(when for when in times if when + STEP not in times)
+    return ", ".join(f"{hours(start)}–{hours(end)}" for start, end in zip(starts, ends))
+
+
+def check_figures(prometheus, results, boxes):
+    """Against what was counted without the queue."""
+    for box in boxes:
+        here = f'instance="{box.instance}"'
+        for when in [at(2, 12), at(3, 4), at(5, 16), END]:
+            if when < box.begin:
+                continue
+            depth = box.depth(when)
+            for metric, value in prometheus.instant(f"handoff_queue_records{{{here}, status=~'queued|running|human|dead'}}", when):
+                key = metric["role"], metric["kind"], metric["status"]
+                results.same(f"depth {box.instance} {key} {hours(when)}", value, depth[key])
+            counted = box.counted(when)
+            for name in sorted({key[0] for key in counted}):
+                for metric, value in prometheus.instant(f"{name}{{{here}}}", when):
+                    key = tuple(metric[label] for label in ("__name__", "role", "kind", "outcome") if label in metric)
+                    results.same(f"{box.instance} {key} {hours(when)}", value, counted[key])
+            results.same(f"spend {box.instance} {hours(when)}", prometheus.instant(f"sum(handoff_spend_usd_total{{{here}}})", when)[0][1], box.spent(when))
+        results.check("something was removed", prometheus.instant(f"handoff_compact_removed_records_total{{{here}}}")[0][1] > 100)
+    counters = [name for name in prometheus.get("label/__name__/values") if re.fullmatch("handoff_.+_(total|bucket|count|sum)", name)]
+    falls = [name for name in counters for _, value in prometheus.instant(f"resets({name}[8d])") if value]
+    results.check("no counter falls, compaction or not", len(counters) > 8 and not falls, falls)
+    dashboard = {panel["title"]: panel for panel in panels(load())}
+
+    def shown(title, when=END, target=0, **labels):
+        found = prometheus.instant(replaced(dashboard[title]["targets"][target]["expr"], VALUES), when)
+        return next(value for metric, value in found if labels.items() <= metric.items())
+
+    one, two = boxes
+    # increase() works with what it sees between two scrapes, a quarter of an hour apart, and stretches that to the range.
+    results.same("panel Spend within 24 h", shown("Spend within 24 h", at(6, 0), instance=ONE), one.spent(at(6, 0), at(5, 0)), 0.03)
+    results.same("panel Spend within 24 h, unpriced", shown("Spend within 24 h", target=1, instance=ONE), one.spent(END, at(6, 0)), 0.03)
+    results.same("panel Spend in this time range", shown("Spend in this time range", instance=TWO), two.spent(END), 0.35)
+    done = sum(at(4, 23) < job.finished() <= at(5, 0) and job.role == "triage" for job in one.jobs)
+    results.same("panel Finished per hour", shown("Finished per hour, by role", at(5, 0), instance=ONE, role="triage", outcome="done"), done, 0.35)
+    results.same("panel Waiting for a person", shown("Waiting for a person", instance=ONE), 1)
+    results.same("panel Oldest waiting for a person", shown("Oldest waiting for a person", instance=ONE), END - at(6, 20))
+    results.same("panel Age of the oldest queued record", shown("Age of the oldest queued record", at(3, 4), instance=ONE, role="patcher"), 2 * HOUR - 600)
+    results.same("panel Age of the oldest running record", shown("Age of the oldest running record", at(1, 13), instance=ONE, role="researcher"), 3 * HOUR)
+    times = sorted(job.finished() - job.started for job in one.jobs if at(4, 18) < job.finished() <= at(5, 0) and job.role == "patcher")
+    results.check("panel Time in role", 60 <= shown("Time in role", at(5, 0), instance=ONE, role="patcher") <= 300 and set(times) == {300}, times)
+
+
+def check_inventory(prometheus, results):
+    """What the tools export and what is asked for are the same."""
+    def family(name):
+        return re.sub(r"_(bucket|sum|count)$", "", name)
+    exported = {family(name) for name in prometheus.get("label/__name__/values") if name.startswith("handoff_")}
+    asked = set().union(*(metrics(expression) for _, _, expression, _ in rules()), *(metrics(target["expr"]) for _, target in targets(load())))
+    ours = {family(name) for name in asked if name.startswith("handoff_")}
+    results.check("every metric that is asked for exists", ours <= exported, ours - exported)
+    results.check("every metric that exists is asked for", exported <= ours, exported - ours)
+
+
+def main():
+    binaries, results = sys.argv[1], Results()
+    with tempfile.TemporaryDirectory() as directory:
+        directory = Path(directory)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            boxes = [each.result() for each in [pool.submit(simulate.troubled, directory / "1", binaries), pool.submit(simulate.late, directory / "2", binaries)]]
+        import_(directory, [line for box in boxes for line in box.metrics])
+        record(directory)
+        with Prometheus(directory) as prometheus:
+            check_panels(prometheus, results)
+            check_alerts(prometheus, results)
+            check_figures(prometheus, results, boxes)
+            check_inventory(prometheus, results)
+    print(f"week: {results.passed} passed, {results.failed} failed")
+    return bool(results.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
