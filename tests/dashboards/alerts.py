@@ -6,17 +6,21 @@ minute apart (15 in cases of days), and time begins at 0. A case says of some mi
 fires is a failure.
 """
 
+import http.server
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "dashboards/alerts.yml"
+from dashboard import ALERTS
+from server import Prometheus
+
 DIRECTORY = "/var/lib/prometheus/node-exporter"
 HOUR, DAY = 60, 1440
 ROLES = ("triage", "researcher")
@@ -242,12 +246,62 @@ case("Offload fails", {OFFLOADED: lambda minute: 300 * min(minute // 5, 6)}, {54
 case("Offload has never run", {}, {24: [], 42: [OFFLOAD]}, sees=("handoff", "handoff_compact"))
 case("Offload misses two runs", {OFFLOADED: lambda minute: 900 * (minute // 15)}, {m: [] for m in range(10, 70, 5)})
 
+# What is read by who is paged, in cases in which it fires alone: minute, summary, description.
+TEXTS = {
+    "The exporter dies": (24, "The handoff queue on bad is not being read",
+        "The last good run of handoff-exporter was 4m 0s ago. What dashboards show of this queue is old or missing. "
+        "Run on the box: journalctl -u handoff-exporter -n 5"),
+    "handoff.prom is removed": (26, "No handoff metrics from bad",
+        "Prometheus has no handoff series of bad any more; the last good reading is 7m 0s old. "
+        'Ask Prometheus whether it reaches the box: up{instance="bad"}. '
+        "Then run on the box: ls -l /var/lib/prometheus/node-exporter; systemctl status handoff-exporter.timer prometheus-node-exporter"),
+    "node_exporter can't use handoff_compact.prom": (26, f"node_exporter on bad cannot use {DIRECTORY}/handoff_compact.prom",
+        "The last file that it could use was written 26m 0s ago. Its series are missing. "
+        f"Run on the box: journalctl -u prometheus-node-exporter -n 20; ls -l {DIRECTORY}/handoff_compact.prom"),
+    "Nobody works": (45, "Nobody works for role researcher on bad",
+        "A record for researcher was queued 40m 10s ago, and for 30 minutes none of that role was taken, finished or refused. "
+        "Run on the box: handoff status; systemctl status 'handoff-worker@researcher'"),
+    "A record runs for more than an hour": (67, "A record of role researcher on bad has been running for more than an hour",
+        "It was queued 1h 2m 10s ago. Its worker has died, hangs, or is very slow. "
+        "Run on the box: handoff status. If the worker is dead: handoff requeue ID"),
+    "A record waits for a person": (5, "A record of role researcher on bad waits for a person",
+        "The oldest such record was queued 10s ago. Nobody but a person goes on with it. "
+        "Run on the box: handoff list --status human --role 'researcher'; handoff show ID. Then handoff requeue ID, handoff done ID or handoff cancel ID"),
+    "A record is given up": (31, "Records of role researcher on bad have been given up",
+        "Within the last hour: 1. Refused for good, cancelled, or handed over to the role that they came from, they are done by nobody. "
+        "Run on the box: handoff list --status dead --since 1h --role 'researcher'; handoff show ID. To have one tried again: handoff requeue ID"),
+    "Half of what is tried is refused": (60, "Role researcher on bad refuses 50% of its records",
+        "Of what researcher tried within the last hour 50% was refused. The reasons are in the records. "
+        "Run on the box: handoff list --role 'researcher' --json | jq -c 'select(.nacks) | [.id, .status, .nacks]' | tail"),
+    "More is put than is taken": (80, "Role researcher on bad falls behind",
+        "Records queued for researcher: 40. In each of the last two half hours more came than were taken. "
+        "Run on the box: handoff status. Then slow the producers down, or start another worker of that role"),
+    "Lines are malformed": (16, "The queue on bad has lines that are no records (not_json)",
+        "Lines that nobody will take: 2. If one is the ledger, compaction refuses to run. "
+        "Run on the box: handoff check. Mend the lines, or put them aside: handoff check --quarantine"),
+    "A blob is missing": (16, "Records on bad refer to blobs that are gone",
+        "References without a blob: 2. Whoever takes these records cannot read them. "
+        "Run on the box: handoff blob check. Restore what it names from a backup"),
+    "60 USD in a day": (23 * HOUR, "Agents on bad have spent $60.31 in 24 hours",
+        "More than the limit; and it is at least that much if records are unpriced. The dashboard's row \"Money\" shows which role and kind. "
+        "To stop the worker of a role: systemctl stop handoff-worker@ROLE. What it has at hand is finished or handed back"),
+    "A record is unpriced": (45, "The spend of researcher on bad is not known",
+        "Records (classify) within a day with a model response whose cost is not known: 1. The spend shown is too low by them. "
+        "Write cost_usd with the response, or give HANDOFF_PRICES in /etc/default/handoff a map with that model"),
+    "Compaction fails from the second day on": (75 * HOUR, "The queue on bad is not compacted",
+        "The last good run of handoff-compact was 2d 3h 0m 0s ago, and it should run daily. The queue only grows. "
+        "Run on the box: systemctl status handoff-compact.timer; journalctl -u handoff-compact -n 5; handoff-compact --dry-run"),
+    "Offload fails": (62, "Large values on bad are not moved into the blob store",
+        "The last good run of handoff-offload was 32m 0s ago, and it should run every 5 minutes. Large values stay in the queue's lines. "
+        "Run on the box: systemctl status handoff-offload.timer; journalctl -u handoff-offload -n 5"),
+}
+
 
 # ------------------------------------------------------------------------------------------------------------------------ promtool
 
-GROUPS = re.findall(r"^  - name: (\S+)", RULES.read_text(), re.M)
+GROUPS = re.findall(r"^  - name: (\S+)", ALERTS.read_text(), re.M)
 SEVERITIES = {rule["alert"]: rule["severity"] for rule in
-              (match.groupdict() for match in re.finditer(r"- alert: (?P<alert>\w+)\n(?:(?!- alert:).)*?severity: (?P<severity>\w+)", RULES.read_text(), re.S))}
+              (match.groupdict() for match in re.finditer(r"- alert: (?P<alert>\w+)\n(?:(?!- alert:).)*?severity: (?P<severity>\w+)", ALERTS.read_text(), re.S))}
 
 
 def notation(value, minutes):
@@ -266,7 +320,17 @@ def firing(alerts):
     return [{"labels": labelled("ALERTS", alertstate="firing", job="node", severity=SEVERITIES[alert["alertname"]], **alert), "value": 1} for alert in alerts]
 
 
-def as_test(name, box, expected, texts=()):
+def texts(name, expected):
+    if name not in TEXTS:
+        return []
+    minute, summary, description = TEXTS[name]
+    labels = {"job": "node"} | expected[minute][0]
+    alert = labels.pop("alertname")
+    annotations = {"summary": summary, "description": description, "runbook_url": f"file:///usr/share/doc/handoff-queue/README.md#{alert.lower()}"}
+    return [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": [{"exp_labels": labels | {"severity": SEVERITIES[alert]}, "exp_annotations": annotations}]}]
+
+
+def as_test(name, box, expected):
     step = 1 if max(expected) <= 10 * HOUR else 15
     minutes = range(0, max(expected) + 1, step)
     assert all(minute in minutes for minute in expected), name
@@ -278,15 +342,50 @@ def as_test(name, box, expected, texts=()):
                          for instance, of_box in boxes.items() for series, value in of_box.items()],
         "promql_expr_test": [{"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{minute}m", "exp_samples": firing(alerts)}
                              for minute, alerts in expected.items()],
-        "alert_rule_test": list(texts),
+        "alert_rule_test": texts(name, expected),
     }
 
 
 def promtool(test):
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
-        json.dump({"rule_files": [str(RULES)], "evaluation_interval": test["interval"], "group_eval_order": GROUPS, "tests": [test]}, file)
+        json.dump({"rule_files": [str(ALERTS)], "evaluation_interval": test["interval"], "group_eval_order": GROUPS, "tests": [test]}, file)
         file.flush()
         return subprocess.run(["promtool", "test", "rules", file.name], capture_output=True, text=True)
+
+
+def never(directory):
+    """What a new Prometheus tells, first of boxes that it has never seen, then of one on which nothing has ever succeeded. promtool's
+    time begins at 0, where that can't be told from what succeeded then."""
+    served = [f"handoff_{job}_last_success_timestamp_seconds 0" for job in ("compact", "offload")]
+
+    class Box(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(("\n".join(served) + "\n").encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Box) as box:
+        threading.Thread(target=box.serve_forever, daemon=True).start()
+        target = f"127.0.0.1:{box.server_port}"
+        config = ("global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+                  f"scrape_configs: [{{job_name: node, static_configs: [{{targets: ['{target}']}}]}}]\n")
+        with Prometheus(directory, config) as prometheus:
+            for alert, text in (("HandoffMetricsAbsent", "no handoff series any more; no good reading is known"),
+                                ("HandoffCompactionStale", "No run of handoff-compact is known to have succeeded, and"),
+                                ("HandoffOffloadStale", "No run of handoff-offload is known to have succeeded, and"),
+                                ("HandoffExporterStale", "No run of handoff-exporter is known to have succeeded.")):
+                if alert == "HandoffExporterStale":
+                    served.append("handoff_exporter_success 0\nhandoff_exporter_last_success_timestamp_seconds 0")
+                started, descriptions = time.monotonic(), []
+                while not any(text in description for description in descriptions) and time.monotonic() < started + 30:
+                    time.sleep(0.1)
+                    descriptions = [each["annotations"]["description"] for each in prometheus.get("alerts")["alerts"] if each["labels"]["alertname"] == alert]
+                if not any(text in description for description in descriptions):
+                    yield f"{alert}: {descriptions}"
+        box.shutdown()
 
 
 def main():
@@ -305,6 +404,14 @@ def main():
             failed.append(test["name"])
             print(f"FAILED: {test['name']}\n{run.stdout}{run.stderr}")
     fired = {alert["alertname"] for _, expected in CASES.values() for alerts in expected.values() for alert in alerts}
+    with tempfile.TemporaryDirectory() as directory:
+        wrong = list(never(Path(directory)))
+    passed, failed = passed + (not wrong), failed + wrong
+    print(*(f"FAILED: what has never succeeded: {each}" for each in wrong), sep="\n", end="\n" if wrong else "")
+    told = {expected[TEXTS[name][0]][0]["alertname"] for name, (_, expected) in CASES.items() if name in TEXTS}
+    for name in SEVERITIES.keys() - told:
+        failed.append(name)
+        print(f"FAILED: the text of {name} is not looked at")
     for name in SEVERITIES.keys() - fired:
         failed.append(name)
         print(f"FAILED: no case in which {name} fires")

@@ -8,22 +8,17 @@ import json
 import math
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import simulate
-from dashboard import ALERTS, load, metrics, panels, replaced, rules, selectors, targets, variables
+from dashboard import load, metrics, panels, replaced, rules, targets, variables
+from server import Prometheus
 from simulate import DAY, END, HOUR, START, STEP, at
 
-NODE = {"job": "node"}
 ONE, TWO = "agents1:9100", "agents2:9100"
 VALUES = {"job": ".+", "instance": ".+", "role": ".*", "kind": ".*", "__rate_interval": "1h", "__range": "7d", "__interval": "15m"}
 
@@ -47,43 +42,11 @@ ALERTING = {
 }
 
 
-class Prometheus:
-    """The real server on a directory of blocks, with the project's rules."""
+class Week(Prometheus):
+    """The server on a directory of blocks."""
 
     def __init__(self, directory):
-        self.directory = directory
-        (directory / "prometheus.yml").write_text(f"rule_files: ['{ALERTS}']\n")
-
-    def __enter__(self):
-        for _ in range(5):
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self.port = free.getsockname()[1]
-            with open(self.directory / "log", "w") as log:
-                self.process = subprocess.Popen(
-                    ["prometheus", f"--config.file={self.directory}/prometheus.yml", f"--storage.tsdb.path={self.directory}/data", "--storage.tsdb.retention.time=100y",
-                     f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=warn"], stdout=log, stderr=log)
-            started = time.monotonic()
-            while self.process.poll() is None and time.monotonic() < started + 60:
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready")
-                    return self
-                except OSError:
-                    time.sleep(0.05)
-            self.__exit__()
-        raise SystemExit(f"prometheus does not start: {(self.directory / 'log').read_text()}")
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait()
-
-    def get(self, path, **parameters):
-        data = urllib.parse.urlencode(parameters, doseq=True)
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{data}") as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+        super().__init__(directory, "")
 
     def week(self, expression):
         """Each series' values over the week, by time."""
@@ -112,7 +75,7 @@ def record(directory):
     while waiting:
         unknown = {name for name, _ in waiting}
         ready = [(name, expression) for name, expression in waiting if not metrics(expression) & unknown]
-        with Prometheus(directory) as prometheus:
+        with Week(directory) as prometheus:
             lines = [f'{name}{{{",".join(f"{label}={json.dumps(text)}" for label, text in labels.items() if label != "__name__")}}} {value!r} {when}'
                      for name, expression in ready for labels, values in prometheus.week(expression) for when, value in values.items()]
         import_(directory, lines)
@@ -243,7 +206,7 @@ def main():
             boxes = [each.result() for each in [pool.submit(simulate.troubled, directory / "1", binaries), pool.submit(simulate.late, directory / "2", binaries)]]
         import_(directory, [line for box in boxes for line in box.metrics])
         record(directory)
-        with Prometheus(directory) as prometheus:
+        with Week(directory) as prometheus:
             check_panels(prometheus, results)
             check_alerts(prometheus, results)
             check_figures(prometheus, results, boxes)
