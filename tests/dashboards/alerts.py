@@ -2,7 +2,7 @@
 """Tests dashboards/alerts.yml with promtool: what fires in which situation, and what the person reads who is paged.
 
 Each case has two boxes with the same queue. `good` is healthy; `bad` differs from it as the case says. Samples and evaluations are a
-minute apart (15 in cases of days), and time begins at 0. A case says of some minutes which alerts fire, all of them: whatever else
+minute apart (30 in cases of days), and time begins at 0. A case says of some minutes which alerts fire, all of them: whatever else
 fires is a failure.
 """
 
@@ -162,7 +162,7 @@ def case(name, changes, expected, sees=("handoff", "handoff_compact", "handoff_o
 STALE, ABSENT, TEXTFILE = map(of_box, ("HandoffExporterStale", "HandoffMetricsAbsent", "HandoffTextfileError"))
 WAITS_FOR_A_PERSON, STALLED, STUCK = map(of_role, ("HandoffHumanWaiting", "HandoffQueueStalled", "HandoffRunningStuck"))
 
-case("All is well, for three days", {}, {15: [], 30: [], 50 * HOUR: [], 72 * HOUR: []})
+case("All is well, for three days", {}, {30: [], 60: [], 50 * HOUR: [], 72 * HOUR: []})
 
 # ------------------------------------------------------------------------------------------------------------ no sight of the queue
 
@@ -201,7 +201,7 @@ case("Somebody works again", {records("queued"): lambda minute: 5 <= minute < 60
                               WAITS: from_minute(60, 10, 9), finished("done"): constant(9)}, {59: [STALLED], 61: []})
 case("A record runs for more than an hour", RUNNING, {64: [], 67: [STUCK], 120: [STUCK]})
 case("A record that had waited for long is taken", RUNNING | {oldest("running"): lambda minute: 60 * (minute // 30 * 30) - 86400}, {67: [], 120: []})
-case("A record waits for a person", HUMAN, {4: [], 5: [WAITS_FOR_A_PERSON], 600: [WAITS_FOR_A_PERSON]})
+case("A record waits for a person", HUMAN, {4: [], 5: [WAITS_FOR_A_PERSON], 60: [WAITS_FOR_A_PERSON]})
 case("A person has answered", {records("human"): lambda minute: int(5 <= minute < 20), oldest("human"): lambda minute: 290 if 5 <= minute < 20 else None},
      {19: [WAITS_FOR_A_PERSON], 20: []})
 DEAD = of_role("HandoffDeadLetter")
@@ -211,7 +211,7 @@ case("The first record of its kind is given up at once", {finished("dead", kind=
 case("Records were given up long ago", {finished("dead"): constant(3), records("dead"): constant(3)}, {2: [], 30: [], 90: []})
 case("Half of what is tried is refused", {NACKS: lambda minute: minute // 5}, {5: [], 60: [of_role("HandoffNackRatioHigh")]})
 case("Two of three are refused", {NACKS: from_minute(10, 2), finished("done"): from_minute(20, 1)}, {30: [], 60: []})
-case("One of ten is refused", {NACKS: lambda minute: minute // 50, finished("done"): lambda minute: minute // 5}, {120: [], 300: []})
+case("One of ten is refused", {NACKS: lambda minute: minute // 50, finished("done"): lambda minute: minute // 5}, {60: [], 150: []})
 case("More is put than is taken", GROWING, {60: [], 80: [of_role("HandoffBacklogGrowing")], 200: [of_role("HandoffBacklogGrowing")]})
 case("A burst", {records("queued"): lambda minute: max(0, 60 - (minute - 60) // 3) if minute >= 60 else 0}, {m: [] for m in range(60, 200, 10)})
 case("Lines are malformed", {series("handoff_queue_malformed_lines", reason="not_json"): from_minute(10, 2)},
@@ -225,7 +225,7 @@ case("A blob is missing for a moment", {MISSING: lambda minute: 1 if 10 <= minut
 case("60 USD in a day", {SPEND: lambda minute: 0.0417 * minute}, {12 * HOUR: [], 23 * HOUR: [of_box("HandoffSpendHigh")]})
 case("40 USD in a day", {SPEND: lambda minute: 0.0278 * minute}, {12 * HOUR: [], 48 * HOUR: []})
 UNKNOWN = of_role("HandoffSpendUnpriced") | {"kind": "classify"}
-case("A record is unpriced", {UNPRICED: from_minute(30, 1)}, {15: [], 45: [UNKNOWN], 23 * HOUR: [UNKNOWN], 25 * HOUR: []})
+case("A record is unpriced", {UNPRICED: from_minute(60, 1)}, {30: [], 60: [UNKNOWN], 23 * HOUR: [UNKNOWN], 25 * HOUR: []})
 case("Records were unpriced long ago", {UNPRICED: constant(7)}, {2: [], 30: [], 90: []})
 
 # ----------------------------------------------------------------------------------------------------------------------- the jobs
@@ -241,7 +241,7 @@ case("Compaction runs: done records leave, their sums go into the ledger",
      {records("done"): lambda minute: minute // 5 if minute < 2 * DAY else minute // 5 - 500, "handoff_queue_generations": from_minute(2 * DAY, 1),
       "handoff_queue_bytes": lambda minute: 1000 * (minute // 5 if minute < 2 * DAY else minute // 5 - 500),
       "handoff_compact_removed_records_total": from_minute(2 * DAY, 500), "handoff_compact_reclaimed_bytes_total": from_minute(2 * DAY, 500_000)},
-     {2 * DAY + minute: [] for minute in (-15, 0, 15, 30, 60, 120)})
+     {2 * DAY + minute: [] for minute in (-30, 0, 30, 60, 120)})
 case("Offload fails", {OFFLOADED: lambda minute: 300 * min(minute // 5, 6)}, {54: [], 62: [OFFLOAD]})
 case("Offload has never run", {}, {24: [], 42: [OFFLOAD]}, sees=("handoff", "handoff_compact"))
 case("Offload misses two runs", {OFFLOADED: lambda minute: 900 * (minute // 15)}, {m: [] for m in range(10, 70, 5)})
@@ -285,7 +285,7 @@ TEXTS = {
     "60 USD in a day": (23 * HOUR, "Agents on bad have spent $60.31 in 24 hours",
         "More than the limit; and it is at least that much if records are unpriced. The dashboard's row \"Money\" shows which role and kind. "
         "To stop the worker of a role: systemctl stop handoff-worker@ROLE. What it has at hand is finished or handed back"),
-    "A record is unpriced": (45, "The spend of researcher on bad is not known",
+    "A record is unpriced": (60, "The spend of researcher on bad is not known",
         "Records (classify) within a day with a model response whose cost is not known: 1. The spend shown is too low by them. "
         "Write cost_usd with the response, or give HANDOFF_PRICES in /etc/default/handoff a map with that model"),
     "Compaction fails from the second day on": (75 * HOUR, "The queue on bad is not compacted",
@@ -331,7 +331,7 @@ def texts(name, expected):
 
 
 def as_test(name, box, expected):
-    step = 1 if max(expected) <= 10 * HOUR else 15
+    step = 1 if max(expected) <= 10 * HOUR else 30
     minutes = range(0, max(expected) + 1, step)
     assert all(minute in minutes for minute in expected), name
     boxes = {"good": healthy(), "bad": box} if box else {}
