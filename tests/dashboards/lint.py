@@ -186,7 +186,7 @@ def links(dashboard):
     headings = anchors()
     for title, link in [(panel["title"], link) for panel in panels(dashboard) for link in panel["links"]] + [("dashboard", link) for link in dashboard["links"]]:
         address, _, anchor = link["url"].partition("#")
-        if anchor and (address != "${runbook}" or anchor not in headings):
+        if anchor and (address != "${runbook:raw}" or anchor not in headings):
             yield f"{title}: {link['url']}"
 
 
@@ -237,7 +237,7 @@ CHECKS = {
     "boxes are kept apart": (boxes_apart, set_expression("by (job, instance, role)", "by (role)")),
     "spend says ≥ when records are unpriced": (at_least_when_unpriced, set_expression(" and on (job, instance) sum", " unless on (job, instance) sum")),
     "rows": (rows, lambda dashboard, _: dashboard["panels"].pop(0)),
-    "links lead to a heading of the README": (links, lambda _, panel: panel["links"].append({"url": "${runbook}#nowhere"})),
+    "links lead to a heading of the README": (links, lambda _, panel: panel["links"].append({"url": "${runbook:raw}#nowhere"})),
 }
 
 
