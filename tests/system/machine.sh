@@ -83,7 +83,8 @@ boot() {
         echo "$BASHPID" >"$hierarchy/$cgroup/cgroup.procs"
       fi
     done
-    exec systemd-nspawn --quiet --register=no --keep-unit --resolv-conf=off --machine="$machine" --directory="$root" --console=pipe "$@"
+    # The network is ours: the machine may give its units networks of their own.
+    exec systemd-nspawn --quiet --register=no --keep-unit --resolv-conf=off --capability=CAP_NET_ADMIN --machine="$machine" --directory="$root" --console=pipe "$@"
   ) >"$dir/console" 2>&1 </dev/null &
   nspawn=$!
   soon 30 pgrep -x "$program" || { cat "$dir/console"; return 1; }
@@ -127,8 +128,11 @@ in_queue() {
 
 # apt ARGUMENT…: runs it in the machine. Neither it nor a script of the package may complain.
 apt() {
-  on apt-get --yes --no-install-recommends "$@" >"$dir/apt" 2>&1 || { cat "$dir/apt"; return 1; }
+  local status=0
+  # Without what it shows and overwrites.
+  on apt-get --yes --no-install-recommends -o Dpkg::Use-Pty=0 "$@" 2>&1 | sed 's/.*\r//' >"$dir/apt" || status=$?
   cat "$dir/apt"
+  [ "$status" = 0 ] || fail "apt-get $*: status $status"
   ! grep -iE 'warning|error|fail|cannot|not found|no such|^[WE]:' "$dir/apt" || fail "apt-get $*: complains"
 }
 
