@@ -211,7 +211,7 @@ case("The first record of its kind is given up at once", {finished("dead", kind=
 case("Records were given up long ago", {finished("dead"): constant(3), records("dead"): constant(3)}, {2: [], 30: [], 90: []})
 case("Half of what is tried is refused", {NACKS: lambda minute: minute // 5}, {5: [], 60: [of_role("HandoffNackRatioHigh")]})
 case("Two of three are refused", {NACKS: from_minute(10, 2), finished("done"): from_minute(20, 1)}, {30: [], 60: []})
-case("One of ten is refused", {NACKS: lambda minute: minute // 50, finished("done"): lambda minute: minute // 5}, {60: [], 150: []})
+case("One of ten is refused", {NACKS: lambda minute: minute // 9, finished("done"): lambda minute: minute}, {60: [], 90: []})
 case("More is put than is taken", GROWING, {60: [], 80: [of_role("HandoffBacklogGrowing")], 200: [of_role("HandoffBacklogGrowing")]})
 case("A burst", {records("queued"): lambda minute: max(0, 60 - (minute - 60) // 3) if minute >= 60 else 0}, {m: [] for m in range(60, 200, 10)})
 case("Lines are malformed", {series("handoff_queue_malformed_lines", reason="not_json"): from_minute(10, 2)},
