@@ -174,6 +174,7 @@ case("No run has ever succeeded", lambda box: unreadable(0, box) | {LAST_SUCCESS
 case("The exporter dies: what fired goes on, and nothing else starts",
      lambda box: frozen(30, box | HUMAN | QUEUED | RUNNING) | {WAITS: from_minute(30, 9), finished("done"): constant(9)},
      {29: [WAITS_FOR_A_PERSON], 60: [WAITS_FOR_A_PERSON, STALE], 85: [WAITS_FOR_A_PERSON, STALE]})
+case("The exporter dies while somebody works on what is old", lambda box: frozen(60, box | QUEUED), {60: [], 100: [STALE], 118: [STALE]})
 case("Runs fail: what fired goes on, and nothing else starts",
      lambda box: unreadable(90, box | HUMAN | QUEUED | UNTOUCHED | {oldest("running", "triage"): from_minute(60, 3590, None),
                                                                     records("running", "triage"): from_minute(60, 1)}),
@@ -196,6 +197,7 @@ case("Nobody works", QUEUED | UNTOUCHED, {34: [], 45: [STALLED], 120: [STALLED]}
 case("Nobody works, and there is nothing to do", UNTOUCHED, {45: [], 120: []})
 case("The oldest record is old, and somebody works", QUEUED, {45: [], 120: []})
 case("Workers that write no started_ts work", QUEUED | {WAITS: constant(0)}, {45: [], 120: []})
+case("Records are taken, and none is finished yet", QUEUED | {finished("done"): constant(9)}, {45: [], 120: []})
 case("A role that only refuses works", QUEUED | UNTOUCHED | {NACKS: lambda minute: minute // 20}, {45: [], 120: []})
 case("Somebody works again", {records("queued"): lambda minute: 5 <= minute < 60, oldest("queued"): lambda minute: 290 if 5 <= minute < 60 else None,
                               WAITS: from_minute(60, 10, 9), finished("done"): constant(9)}, {59: [STALLED], 61: []})
