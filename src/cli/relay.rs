@@ -1,5 +1,5 @@
 //! A sendmail behind a socket, for those who run where a setuid or setgid program can't: the mail goes in, and what sendmail says and, in the
-//! last line, its exit status come back. See `systemd/handoff-sendmail@.service`.
+//! last line, its exit status come back. See `systemd/handoff-sendmail`.
 
 use std::fs;
 use std::io::{self, Read, Write};

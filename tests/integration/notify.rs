@@ -315,14 +315,16 @@ fn what_sendmail_leaves_in_the_background_goes_on() {
     assert!(fs::read_to_string(env.path("delivered")).unwrap().contains("waits for a person (a)"));
 }
 
-/// A sendmail behind a socket, as the unit runs it.
-fn behind_a_socket(env: &TestEnv, sendmail: &str) -> Background {
-    let unit = fs::read_to_string(in_tests("../systemd/handoff-sendmail@.service")).unwrap();
-    let script = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/bin/sh -c '")?.strip_suffix('\'')).unwrap();
-    let script = script.replace("$$", "$").replace("/usr/sbin/sendmail", sendmail);
+/// A sendmail behind a socket, as the units have it, with these settings.
+fn behind_a_socket(env: &TestEnv, sendmail: &str, settings: &[&str]) -> Background {
+    env.write("text", format!("#!/bin/sh\n{sendmail}\n"));
+    copy_program(&env.path("text"), &env.path("sendmail"));
     let mut activation = env.command(tool("systemd-socket-activate", "systemd"));
-    activation.args(["--accept", "--inetd", "--listen"]).arg(env.path("socket")).args(["/bin/sh", "-c", &script]);
-    let activation = Background::spawn(&mut activation);
+    activation
+        .args(["--accept", "--inetd", "--setenv=HANDOFF_SENDMAIL=./sendmail", "--listen"])
+        .arg(env.path("socket"));
+    activation.args(settings.iter().map(|setting| format!("--setenv={setting}")));
+    let activation = Background::spawn(activation.arg(in_tests("../systemd/handoff-sendmail")));
     until("the socket", || env.path("socket").exists());
     activation
 }
@@ -330,28 +332,34 @@ fn behind_a_socket(env: &TestEnv, sendmail: &str) -> Background {
 #[test]
 fn a_socket_can_take_the_place_of_sendmail() {
     let env = env_with(&record("a", "researcher", "human"));
-    env.write("text", "#!/bin/sh\n[ \"$*\" = '-t -i' ] && cat >mail\n");
-    copy_program(&env.path("text"), &env.path("sendmail"));
-    let _relay = behind_a_socket(&env, "./sendmail");
+    // One that goes on in the background with all that it has open, and whose last line has no end.
+    let sendmail = "echo \"$@\" >arguments; cat >mail; sleep 1000 & printf 'queued as 123'";
+    let settings = ["HANDOFF_MAIL_TO=ops@example.org, *,root@box.example"];
+    let _relay = behind_a_socket(&env, sendmail, &settings);
     let ended = run(mailing(&env, notify(&env).args(["--sendmail", "socket"])));
     assert_eq!((ended.code, is_announced(&env, "a")), (Some(0), true), "{}", ended.stderr);
     let mail = fs::read_to_string(env.path("mail")).unwrap();
     assert!(mail.starts_with("To: ") && mail.contains("The queue is "), "{mail}");
+    // Those of the settings, whatever the mail says, and one argument each.
+    assert_eq!(fs::read_to_string(env.path("arguments")).unwrap(), "-i -- ops@example.org * root@box.example\n");
 }
 
 #[test]
 fn what_a_sendmail_behind_a_socket_says_is_passed_on() {
-    for (sendmail, why) in [
-        ("cat >/dev/null; echo one; echo two >&2; exit 75", "failed (exit status: 75): one\\ntwo"),
-        ("exit 3", "failed (exit status: 3)"),
-        ("kill $PPID", "says nothing"),
-        ("echo why; kill $PPID", "does not say how it ended: why"),
-        ("kill $$", "failed (exit status: 143): Terminated"),
+    for (sendmail, settings, why) in [
+        (
+            "cat >/dev/null; echo one; echo two >&2; exit 75",
+            "HANDOFF_MAIL_TO=a@b",
+            "failed (exit status: 75): one\\ntwo",
+        ),
+        ("exit 3", "HANDOFF_MAIL_TO=a@b", "failed (exit status: 3)"),
+        ("kill $$", "HANDOFF_MAIL_TO=a@b", "failed (exit status: 143)"),
+        ("exit 0", "HANDOFF_MAIL_TO=", "failed (exit status: 1): HANDOFF_MAIL_TO is not set in /etc/default/handoff"),
+        // Its parent is what limits its time, and that one's the relay.
+        ("kill -KILL $(cut -d ' ' -f 4 /proc/$PPID/stat)", "HANDOFF_MAIL_TO=a@b", "says nothing"),
     ] {
         let env = env_with(&record("a", "researcher", "human"));
-        env.write("text", format!("#!/bin/sh\n{sendmail}\n"));
-        copy_program(&env.path("text"), &env.path("sendmail"));
-        let relay = behind_a_socket(&env, "./sendmail");
+        let relay = behind_a_socket(&env, sendmail, &[settings]);
         let ended = run(mailing(&env, notify(&env).args(["--sendmail", "socket"])));
         assert_eq!((ended.code, is_announced(&env, "a")), (Some(74), false), "{sendmail}: {}", ended.stderr);
         let start = format!("handoff: socket: {why}");
