@@ -244,7 +244,7 @@ CHECKS = {
 def runbook():
     """Each alert's runbook_url is a heading of its own in the README, and the runbook has no others."""
     alerts = [name for kind, name, *_ in rules() if kind == "alert"]
-    urls = re.findall(r"runbook_url: file:///usr/share/doc/handoff-queue/README\.md#(\S+)", ALERTS.read_text())
+    urls = re.findall(r"runbook_url: file:///usr/share/handoff-queue/README\.md#(\S+)", ALERTS.read_text())
     section = re.search(r"^## Runbook\n(.*?)^## ", README.read_text(), re.M | re.S)
     headings = re.findall(r"^### (.+)$", section[1] if section else "", re.M)
     if [alert.lower() for alert in alerts] != urls or sorted(alerts) != sorted(headings) or len(alerts) != 15:
