@@ -165,7 +165,7 @@ def boxes_apart(dashboard):
 def at_least_when_unpriced(dashboard):
     """What shows spend comes in two queries: one for what is known, and one with ≥ for what is unpriced."""
     for panel in panels(dashboard):
-        spend = [target for target in panel["targets"] if "handoff_spend_usd_total" in target["expr"] and "/" not in target["expr"]]
+        spend = [target for target in panel["targets"] if 'counter="spend_usd"' in target["expr"] and "/" not in target["expr"]]
         if not spend:
             continue
         known, at_least = (target["expr"] for target in spend)
