@@ -219,6 +219,8 @@ case("node_exporter can't use a file of somebody else", {SCRAPE_ERROR: constant(
 # ---------------------------------------------------------------------------------------------------------------------- the queue
 
 case("Nobody works", QUEUED | UNTOUCHED, {34: [], 45: [STALLED], 120: [STALLED]})
+case("A box comes back with something to do", lambda box: off(60, 100, box | UNTOUCHED | {records("queued"): from_minute(100, 1), oldest("queued"): from_minute(100, 6000, None)}),
+     {90: [ABSENT], 101: [], 105: [], 110: [], 129: [], 137: [STALLED]})
 case("Nobody works, and there is nothing to do", UNTOUCHED, {45: [], 120: []})
 case("The oldest record is old, and somebody works", QUEUED, {45: [], 120: []})
 case("Workers that write no started_ts work", QUEUED | {WAITS: constant(0)}, {45: [], 120: []})
@@ -241,6 +243,8 @@ case("A record from the future waits for a person", HUMAN | {oldest("human"): fr
 case("A person has answered", {records("human"): lambda minute: int(5 <= minute < 20), oldest("human"): lambda minute: 290 if 5 <= minute < 20 else None},
      {19: [WAITS_FOR_A_PERSON], 20: []})
 case("A record is given up", {finished("dead"): from_minute(30, 4, 3)}, {29: [], 31: [DEAD], 88: [DEAD], 92: []})
+case("Records of another role are given up", {finished("dead"): constant(1), finished("dead", "triage"): from_minute(30, 2)},
+     {29: [], 31: [DEAD | {"role": "triage"}], 88: [DEAD | {"role": "triage"}], 92: []})
 case("The first record of its kind is given up at once", {finished("dead", kind="draft_reply"): from_minute(150, 1, None)},
      {149: [], 151: [DEAD], 208: [DEAD], 271: []})
 case("The first record of its role is given up at once", {finished("dead", role="patcher"): from_minute(150, 1, None)},
@@ -290,7 +294,7 @@ case("Compaction has never run", {}, {51 * HOUR: [], 52 * HOUR: [COMPACTION]}, s
 case("Compaction misses one day", {COMPACTED: lambda minute: 86400 * (minute // DAY) if not DAY <= minute < 2 * DAY else 0},
      {47 * HOUR: [], 49 * HOUR: [], 51 * HOUR: []})
 case("The box was off for 60 hours, and its timer lets an hour pass",
-     lambda box: off(30 * HOUR, 90 * HOUR, box | {COMPACTED: lambda minute: 86400 if minute < 91 * HOUR else 60 * 91 * HOUR}),
+     lambda box: off(30 * HOUR, 90 * HOUR, box | {COMPACTED: lambda minute: 86400 if minute <= 91 * HOUR else 60 * (91 * HOUR + 5)}),
      {29 * HOUR: [], 80 * HOUR: [ABSENT]} | {90 * HOUR + minute: [] for minute in (0, 30, 60, 90, 180)})
 case("Compaction runs: done records leave, their sums go into the ledger",
      {records("done"): lambda minute: minute // 5 if minute < 2 * DAY else minute // 5 - 500, "handoff_queue_generations": from_minute(2 * DAY, 1),

@@ -203,7 +203,7 @@ def troubled(directory, bin):
     box.patches(asleep=(at(3, 2), at(3, 5)))
     box.add(at(1, 6), "patcher", spend=None)
     box.add(at(6, 12), "patcher", spend=None)
-    box.add(at(1, 10), "researcher", wait=300, run=4 * HOUR)
+    box.add(at(1, 10), "researcher", wait=300, run=8 * HOUR)
     box.add(at(2, 8) - 600, "reviewer", kind="request_human", nacks=2)
     box.add(at(6, 20), "reviewer", kind="request_human", nacks=2, outcome="human")
     box.add(at(2, 15) - 600, "triage", outcome="dead")
