@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::exposition::{Samples, differences, parse, sum, value};
 use crate::fixtures::{batch, copy_folder};
 use crate::hostile_labels::flood;
-use crate::test_env::{NOW, Run, TestEnv, in_tests, python, run};
+use crate::test_env::{NOW, Run, TestEnv, in_tests, python, readme_block, run};
 
 const LEDGER_START: &[u8] = b"{\"id\":\"ledger\",";
 /// Old enough to go at `NOW`, if done.
@@ -1591,8 +1591,8 @@ fn the_highest_number_of_a_generation_stops_no_run_with_a_crash() {
 
 /// The script of the README that brings done records back from a generation.
 fn undo(env: &TestEnv, before: &str, queue: &str) {
-    let readme = fs::read_to_string(in_tests("../README.md")).unwrap();
-    let (_, script) = readme.split_once("<<'END'\n").expect("the README has a script");
+    let block = readme_block("**Undo.**", "```console\n");
+    let (_, script) = block.split_once("<<'END'\n").expect("the README has a script");
     let (script, _) = script.split_once("\nEND\n").expect("the script has an end");
     let run = run(env.command(python()).args(["-c", script, before, queue]));
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
